@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.backends import registry
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
@@ -235,3 +236,88 @@ def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through
     for _ in range(2):
         run(x).mean().backward()
     assert [record.outside_bytes is None for record in back.plans] == [False, True]
+
+
+class Checkpointed(nn.Module):
+    """Blocks that checkpoint themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(network(2) for _ in range(5))
+        self.ends = nn.ModuleList(nn.Linear(10, 64) for _ in range(5))
+
+    def forward(self, x):
+        """Return a loss."""
+        for block, end in zip(self.blocks, self.ends, strict=True):
+            x = checkpoint(
+                lambda x, block=block, end=end: x + end(block(x)), x, use_reentrant=False
+            )
+        return x.square().mean()
+
+
+def test_a_model_that_checkpoints_itself_takes_no_more_than_by_itself(caplog):
+    """With ``eager``; a percentage is of everything kept, and says so."""
+    model, x = Checkpointed(), torch.randn(256, 64)
+
+    def peak_bytes(run):
+        run(x).backward()
+        model.zero_grad()
+        peak = heap_peak_bytes(lambda: run(x).backward())
+        model.zero_grad()
+        return peak
+
+    eager, peaks, records = peak_bytes(model), [], []
+    for ram in ("eager", "80%"):
+        torch._dynamo.reset()
+        back = pmt.backend(ram, cache=False)
+        peaks.append(peak_bytes(torch.compile(model, backend=back, fullgraph=True, dynamic=False)))
+        records += back.plans
+        assert (ram == "80%") == ("its model checkpoints itself" in caplog.text)
+    assert peaks[0] <= records[0].ram_budget_bytes == records[0].eager_bytes
+    assert 0.9 * eager <= records[0].eager_bytes <= eager
+    assert records[1].ram_budget_bytes > records[1].eager_bytes == records[0].eager_bytes
+    plain = pmt.backend("eager", cache=False)
+    compiled(network(), plain)(x)
+    assert plain.plans[0].ram_budget_bytes == plain.plans[0].keep_all_bytes
+    assert plain.plans[0].eager_bytes is None
+
+
+def test_a_refusal_says_what_the_budget_is_for():
+    """Gradients that are handed over, results and their gradients, and inputs by name."""
+    torch._dynamo.reset()
+    model, x = network(), torch.randn(4, 64)
+    back = pmt.backend("50%", cache=False)
+    with pytest.raises(BackendCompilerFailed) as refused:
+        torch.compile(lambda x: -model(x), backend=back, fullgraph=True, dynamic=False)(x)
+    gradients = 4 * sum(parameter.numel() for parameter in model.parameters())
+    told = (
+        f"at its end there are {gradients:,} B gradients that are handed over, 160 B results, 160 B"
+    )
+    assert told in str(refused.value.inner_exception)
+    torch._dynamo.reset()
+    with pytest.raises(
+        BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are not known"
+    ):
+        torch.compile(lambda batch: -model(batch), backend=back, fullgraph=True, dynamic=True)(x)
+
+
+def test_a_size_from_values_is_refused_with_its_line():
+    """And with the way in that can train it."""
+    torch._dynamo.reset()
+    layer = nn.Linear(8, 8)
+
+    def loss(x, lengths):
+        longest = int(lengths.max())
+        mask = torch.arange(longest).expand(2, longest) >= lengths[:, None]
+        return layer(x).masked_fill(mask[..., None], 0).square().mean()
+
+    run = torch.compile(
+        loss, backend=pmt.backend("100%", cache=False), fullgraph=True, dynamic=False
+    )
+    told = r"test_backend_options\.py:\d+ \(longest = int\(lengths.max\(\)\)\).*use pmt\.compile"
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(BackendCompilerFailed, match=told) as refused,
+    ):
+        run(torch.randn(2, 6, 8), torch.tensor([6, 4]))
+    assert isinstance(refused.value.inner_exception, pmt.CaptureError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
-from poetmodel.torch.dynamo.joint_graph import JointGraph
+from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
 from poetmodel.torch.dynamo.outside import Remeasured
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
@@ -50,6 +51,8 @@ EAGER, INDUCTOR = "eager", "inductor"
 """Whose kernels a graph can run."""
 _PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
 """Devices of PyTorch, which a device here may be mistaken for."""
+_LOCAL: Final = re.compile(r"^[LG]\['(\w+)'\]")
+"""What Dynamo calls a local or global name."""
 _NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
 """Back ends that were asked for by name, with their options."""
 
@@ -74,8 +77,10 @@ def backend(
     ram : str or int
         What the compiled function may allocate at once: activations, gradients that it hands over,
         results, workspaces. Bytes, ``8GiB``, or a percentage of the peak of the same function with
-        everything kept; without gradients nothing is, and a percentage stands for all of its peak.
-        Parameters, inputs and the optimizer's state are not part of it.
+        everything kept: that of its first shape, and so many bytes for all that come after; without
+        gradients nothing is kept, and a percentage stands for all of the peak. ``eager``: no more
+        than the model takes by itself, with checkpoints of its own if it has any. Parameters,
+        inputs and the optimizer's state are not part of it.
     kernels : str
         ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
         ``inductor``: the fused ones of ``torch.compile``, with its bits; needs a C++ compiler, does
@@ -266,6 +271,11 @@ class Backend(GraphPlanner):
 
     __name__ = "poetmodel"
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._names: dict[int, str] = {}
+        """What the function that is compiled calls its arguments, by number."""
+
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
         """Compiler of a graph that was split off."""
@@ -346,12 +356,19 @@ class Backend(GraphPlanner):
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
+        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+            source = getattr(getattr(node, "_dynamo_source", None), "name", "")
+            self._names[number] = _LOCAL.sub(r"\1", str(source() if callable(source) else source))
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
             return cast("Callable[..., Any]", compile_(module, inputs, **options))
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
+        for node in graph.find_nodes(op="placeholder"):
+            name = self._names.get(getattr(node.meta.get("desc"), "idx", -1))
+            if name:
+                node.meta[SOURCE] = name
         graph.eliminate_dead_code()
         split_dropout(graph)
         return JointGraph(graph, forward_outputs)

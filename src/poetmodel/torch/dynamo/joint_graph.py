@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from poetmodel.graph import Graph, Phase
 from poetmodel.torch.errors import CaptureError
@@ -19,12 +23,17 @@ from poetmodel.torch.graph.step_graph import StepGraph
 from poetmodel.torch.graph.tensors import fake, storage_of, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from poetmodel.graph import Node
     from poetmodel.torch.graph.profiles import OpProfile
     from poetmodel.torch.graph.step_graph import Operation
 
+SOURCE: Final = "poetmodel.source"
+"""Key under an argument's ``meta``: what the compiled function calls it."""
+_CHECKPOINTED: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+"""What a model with ``torch.utils.checkpoint`` says of operations."""
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
 TANGENTS: Final = "tangents"
 """How the names begin of arguments that are gradients of results."""
 
@@ -121,6 +130,15 @@ class JointGraph(StepGraph):
     def tangents_bytes(self) -> int:
         """The size of the gradients that come in [B]."""
         return sum(sizes_of(self.tangents).values())
+
+    def regions_checkpointed(self) -> dict[int, Hashable]:
+        """Return the region of each operation that the model itself computes twice, by index."""
+        return {
+            operation.index: operation.node.meta.get("ac_graph_id")
+            for operation in self.operations
+            if operation.phase is Phase.FORWARD
+            and operation.node.meta.get("recompute") in _CHECKPOINTED
+        }
 
     def is_repeatable(self, operation: Operation) -> bool:
         """Return whether it gives the same again: draws nothing, and has no other effect.
@@ -239,17 +257,41 @@ def _check(graph: fx.Graph) -> None:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or any(
             not all(isinstance(size, int) for size in tensor.shape) for tensor in tensors_in(value)
         ):
+            if node.meta.get("unbacked_bindings") or free_unbacked_symbols(value):
+                raise CaptureError(
+                    f"{_line_of(node)}: a size, or another number of Python, is read from a tensor "
+                    f"({operator_name(node)}), and memory cannot be planned before it is known; "
+                    "compute it outside and pass it as a number, or use pmt.compile, which checks "
+                    "such values before each step"
+                )
             raise CaptureError(
-                f"{module_of(node) or node.name}: its sizes are not known before the step runs, "
+                f"{module_of(node) or _name(node)}: its sizes are not known before the step runs, "
                 "and memory cannot be planned without; pass dynamic=False to torch.compile"
             )
         for tensor in tensors_in(value):
             if tensor.layout is not torch.strided:
                 raise CaptureError(
-                    f"{module_of(node) or node.name}: {node.name} is a tensor of layout "
+                    f"{module_of(node) or _name(node)}: {_name(node)} is a tensor of layout "
                     f"{str(tensor.layout).removeprefix('torch.')}, whose memory cannot be planned; "
                     "make it dense before the compiled function"
                 )
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of a node for people: of an argument that which the function gives it."""
+    return str(node.meta.get(SOURCE, node.name))
+
+
+def _line_of(node: fx.Node) -> str:
+    """Return the innermost line of the model that made a node, outside of PyTorch."""
+    traces = (near.meta.get("stack_trace") for near in (node, *node.users, *node.all_input_nodes))
+    found = _FRAME.findall(next(filter(None, traces), ""))
+    inner = Path(torch.__file__).parent
+    own = [frame for frame in found if not Path(frame[0]).is_relative_to(inner)]
+    if not own:
+        return module_of(node) or _name(node)
+    path, line, text = own[-1]
+    return f"{path}:{line} ({text})"
 
 
 def sizes_of(nodes: Iterable[fx.Node]) -> dict[int, int]:

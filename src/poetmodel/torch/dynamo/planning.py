@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan, verify
 from poetmodel.problem import Problem
@@ -43,6 +43,8 @@ LEAST_S: Final = 1.0
 """Time to solve a graph even if that of the call is over [s]."""
 REFUSING_S: Final = 1.5
 """Time to find the least budget where one is refused [s]."""
+EAGER_PEAK: Final = "eager"
+"""The budget that is what the model takes by itself."""
 LOSS_OUTSIDE: Final = "what the loss takes between forward and backward pass not counted"
 """What is said where no result that needs a gradient is a number."""
 MEASURED: Final = "measured"
@@ -70,6 +72,8 @@ class PlanRecord:
     given_bytes: int
     """Parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
+    eager_bytes: int | None
+    """The peak with the model's own checkpoints [B]; None where it has none."""
     is_predicted: bool
     """Whether sizes are PyTorch's predictions and workspaces are not counted: nothing was run."""
     outside_bytes: int | None = None
@@ -85,6 +89,9 @@ class PlanRecord:
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         pages = f", {self.paged_out} paged out" if self.paged_out else ""
+        own = ""
+        if self.eager_bytes is not None:
+            own = f", {format_bytes(self.eager_bytes)} with the model's own checkpoints"
         more = ", workspaces of kernels not counted" if self.is_predicted else ""
         if self.outside_bytes is not None:
             more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
@@ -92,7 +99,8 @@ class PlanRecord:
             more += f", {LOSS_OUTSIDE}"
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
-            f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}; "
+            f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
+            f"{own}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages}, "
             f"overhead {self.overhead:.1%}{proved} on {self.device}, "
@@ -124,12 +132,16 @@ class BackendOptions:
     cache: Cache
     outside: str | int | None = None
 
-    def budget_bytes(self, joint: JointGraph, keep_all_bytes: int, call: FirstCall) -> int:
-        """Return the budget of a graph whose peak is this when everything is kept [B].
+    def budget_bytes(
+        self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
+    ) -> int:
+        """Return the budget of a graph with these peaks: everything kept, and by itself [B].
 
         A percentage is of the first shape of a function: the RAM of a host does not depend on its
         inputs. Where everything was kept, it still is; without gradients nothing is.
         """
+        if self.ram == EAGER_PEAK:
+            return keep_all_bytes if eager_bytes is None else eager_bytes
         is_share = str(self.ram).strip().endswith("%")
         if is_share and joint.is_inference:
             return keep_all_bytes
@@ -170,6 +182,8 @@ class FirstCall:
 
 def check_budget(ram: object) -> None:
     """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
+    if ram == EAGER_PEAK:
+        return
     size = parse_size(ram, field="ram", whole_bytes=MAX_BYTES)  # type: ignore[arg-type]
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
@@ -200,13 +214,20 @@ def plan(
     device = wanted.device or this_machine(wanted.cache)
     costs = _costs(graph, wanted, device, [profile.time_s for profile in profiles])
     # Autograd has the gradients of results for the whole backward pass, and the caller the results.
-    beside_bytes = _copies_bytes(joint) + joint.tangents_bytes
-    beside_bytes += sum(joint.storages[number].bytes for number in joint.handed_early)
-    beside_bytes += call.outside.rest_bytes
-    if wanted.paging is not None:
-        beside_bytes += TOKEN_BYTES * len(graph.tensors)
+    beside = {
+        "results": sum(joint.storages[number].bytes for number in joint.handed_early),
+        "their gradients": joint.tangents_bytes,
+        "copies of what is overwritten": _copies_bytes(joint),
+        "what stays outside": call.outside.rest_bytes,
+        "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
+    }
+    beside_bytes = sum(beside.values())
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
-    budget_bytes = wanted.budget_bytes(joint, keep_all_bytes, call)
+    eager_bytes = _eager_peak_bytes(joint, graph)
+    if eager_bytes is not None:
+        eager_bytes += beside_bytes
+    budget_bytes = wanted.budget_bytes(joint, keep_all_bytes, eager_bytes, call)
+    beside["what Inductor takes"] = reserved_bytes
     beside_bytes += reserved_bytes
     usable_bytes = max(1, budget_bytes - beside_bytes)
     problem = Problem(
@@ -214,7 +235,12 @@ def plan(
     )
     result = None if floor(graph).bytes > usable_bytes else _solved(problem, wanted, call)
     if result is None or result.schedule is None:
-        raise BudgetError(_too_little(problem, wanted, call, name, budget_bytes, beside_bytes))
+        late = set(joint.held) - joint.handed_early
+        gradients_bytes = sum(joint.storages[number].bytes for number in late)
+        parts = {"gradients that are handed over": gradients_bytes, **beside}
+        told = ", ".join(f"{size:,} B {what}" for what, size in parts.items() if size)
+        text = _too_little(problem, wanted, call, name, budget_bytes, beside_bytes)
+        raise BudgetError(f"{text}; at its end there are {told}" if told else text)
     plan, check = checked_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
@@ -233,6 +259,7 @@ def plan(
         solve_s=result.solve_s,
         given_bytes=_given_bytes(joint),
         device=device.key or device.name,
+        eager_bytes=eager_bytes,
         is_predicted=is_predicted,
         outside_bytes=call.outside.peak_bytes if any(call.outside) else None,
         is_loss_missing=joint.has_loss_outside and not any(call.outside),
@@ -291,6 +318,57 @@ def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequen
         page_in=page_in,
         page_out=page_out,
     )
+
+
+def _eager_peak_bytes(joint: JointGraph, graph: Graph) -> int | None:
+    """Return the peak of a model that checkpoints itself, by its own checkpoints [B], else None.
+
+    Of a region stays what others read in the forward pass. When the backward pass first needs
+    something else of it, it is computed again up to the last thing that is needed.
+    """
+    region_of = joint.regions_checkpointed()
+    if not region_of:
+        return None
+    backward = range(len(joint.operations) - _backward_count(joint), len(graph.nodes))
+    passed_on = {
+        i
+        for k in range(backward.start)
+        for i in graph.inputs_of[k]
+        if region_of.get(graph.node_of[i]) != region_of.get(k)
+    }
+    needed = {i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of}
+    needed -= passed_on
+    last: dict[Hashable, int] = {}
+    for k in sorted(graph.node_of[i] for i in needed):
+        last[region_of[k]] = k
+    steps, again = [(k, False) for k in range(backward.start)], set[Any]()
+    for k in backward:
+        regions = {region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in needed} - again
+        steps += [(j, True) for j, r in region_of.items() if r in regions and j <= last[r]]
+        again |= regions
+        steps.append((k, False))
+    # A value is a tensor and which of its computations made it.
+    made: dict[int, int] = {}
+    last_use: dict[tuple[int, int], int] = {}
+    for step, (k, _) in enumerate(steps):
+        for i in graph.inputs_of[k]:
+            last_use[i, made[i]] = step
+        for i in graph.outputs_of[k]:
+            made[i] = step
+            last_use[i, step] = step
+    dying: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
+    for (i, _), step in last_use.items():
+        dying[step] += graph.tensor_bytes[i]
+    live = peak = 0
+    for step, (k, _) in enumerate(steps):
+        live += graph.made_bytes[k]
+        peak = max(peak, live + graph.nodes[k].workspace_bytes)
+        live -= dying[step]
+    return peak
+
+
+def _backward_count(joint: JointGraph) -> int:
+    return sum(operation.phase is Phase.BACKWARD for operation in joint.operations)
 
 
 def _copies_bytes(joint: JointGraph) -> int:

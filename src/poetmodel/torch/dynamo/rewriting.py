@@ -33,7 +33,7 @@ from poetmodel.torch.dynamo.planning import (
     plan,
     write_page,
 )
-from poetmodel.units import parse_size
+from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -54,6 +54,10 @@ _LOG: Final = logging.getLogger(__name__)
 _RETURN_IT: Final = (
     "compile the function that returns the loss, or give outside= with its size, or "
     "outside='auto', which measures it"
+)
+_CHECKPOINTED: Final = (
+    "%s: its model checkpoints itself; the plan takes the place of that, and ram=%s allows more: "
+    "with everything kept it takes %s, with its own checkpoints %s; ram='eager' allows no more"
 )
 _FIRST_STEP: Final = "the first step, which may go over the budget, measures it"
 _MANY: Final = (
@@ -213,7 +217,16 @@ class GraphPlanner:
             )
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
-        if planned.record.is_loss_missing and not self._has_told:
+        record = planned.record
+        if record.eager_bytes is not None and record.ram_budget_bytes > record.eager_bytes:
+            _LOG.warning(
+                _CHECKPOINTED,
+                name,
+                self._wanted.ram,
+                format_bytes(record.keep_all_bytes),
+                format_bytes(record.eager_bytes),
+            )
+        if record.is_loss_missing and not self._has_told:
             self._has_told = True
             remedy = _RETURN_IT if self._wanted.outside is None else _FIRST_STEP
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
