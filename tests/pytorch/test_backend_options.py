@@ -4,6 +4,7 @@ import io
 import sys
 import time
 import tomllib
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -321,3 +322,103 @@ def test_a_size_from_values_is_refused_with_its_line():
     ):
         run(torch.randn(2, 6, 8), torch.tensor([6, 4]))
     assert isinstance(refused.value.inner_exception, pmt.CaptureError)
+
+
+class TwoParts(nn.Module):
+    """An encoder, and a decoder that may have a budget of its own."""
+
+    def __init__(self, block=None, dropout=0.0):
+        super().__init__()
+        self.encoder, self.decoder = network(2, 32)[:-1], network(2, 32)[:-1]
+        self.block, self.dropout = block or nullcontext, nn.Dropout(dropout)
+
+    def forward(self, x):
+        """Return a loss."""
+        for layer in self.encoder:
+            x = layer(x)
+        with self.block():
+            for layer in self.decoder:
+                x = layer(x)
+            x = self.dropout(x)
+        return x.square().mean()
+
+
+def saved_bytes(run, x, model):
+    """Return the bytes that a forward pass leaves for the backward pass beside what was there."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in (x, *model.parameters())}
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = run(x)
+    assert kept.requires_grad
+    return sum(sizes.values())
+
+
+def test_regions_keep_budgets_of_their_own():
+    """By names of modules, and inside of a model; with eager's bits, and proved."""
+    x = torch.randn(256, 32)
+
+    def budgeted():
+        return pmt.region(ram="50%", name="decoding")
+
+    plain, marked = TwoParts(), TwoParts(budgeted)
+    marked.load_state_dict(plain.state_dict())
+    results = {}
+    for name, model, regions in (
+        ("none", plain, None), ("modules", plain, {"encoder.*": "50%"}), ("block", marked, None),
+        ("both", marked, {"encoder.*": "50%"}),
+    ):  # fmt: skip
+        torch._dynamo.reset()
+        back = pmt.backend("100%", cache=False, regions=regions, device="rpi4b")
+        run = torch.compile(model, backend=back, fullgraph=True, dynamic=False)
+        results[name] = saved_bytes(run, x, model)
+        model.zero_grad()
+        run(x).backward()
+        found = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        plain.zero_grad()
+        plain(x).backward()
+        assert all(torch.equal(a, p.grad) for a, p in zip(found, plain.parameters(), strict=True))
+        (record,) = back.plans
+        assert len(record.regions) == (regions is not None) + (model is marked)
+        assert ("for the backward pass" in back.summary()) == bool(record.regions)
+        assert record.status == "optimal"
+        assert (record.recomputed > 0) == bool(record.regions)
+    assert results["both"] < min(results["modules"], results["block"]) < results["none"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"regions": ["encoder"]}, "expected budgets by module"),
+        ({"regions": {"encoder.*": "much"}}, "expected a size"),
+        ({"regions": {"encoder.*": "1MiB"}, "kernels": "inductor"}, "only counted with kernels"),
+    ],
+)
+def test_wrong_budgets_of_regions_are_refused(given, told):
+    """When they are given."""
+    with pytest.raises(InputError, match=told):
+        pmt.backend("60%", **given)
+
+
+@pytest.mark.parametrize(
+    ("regions", "told"),
+    [
+        ({"encodr.*": "1MiB"}, r"encodr.* is no module that makes something; there are .*encoder"),
+        ({"dropout": "1B"}, "nothing was found for graph 0 that keeps dropout 1 B"),
+    ],
+)
+def test_regions_that_cannot_be_kept_are_refused(regions, told):
+    """A name that is none; a mask that is never drawn again."""
+    torch._dynamo.reset()
+    back = pmt.backend("100%", cache=False, regions=regions, time_limit=5)
+    run = torch.compile(TwoParts(dropout=0.5), backend=back, fullgraph=True, dynamic=False)
+    with pytest.raises(BackendCompilerFailed, match=told) as refused:
+        run(torch.randn(256, 32))
+    assert isinstance(refused.value.inner_exception, InputError)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.choosing import Choice, choose
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.dynamo.backend import Backend, backend, partitioner, plans, summary
+    from poetmodel.torch.dynamo.regions import region
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
     from poetmodel.torch.keras import from_keras
@@ -47,6 +48,7 @@ _HOMES: Final = {
     "partitioner": "dynamo.backend",
     "plans": "dynamo.backend",
     "recover": "state.recovery",
+    "region": "dynamo.regions",
     "save_state": "state.exported",
     "summary": "dynamo.backend",
     "to_executorch": "executorch.program",
@@ -76,6 +78,7 @@ __all__ = [
     "partitioner",
     "plans",
     "recover",
+    "region",
     "save_state",
     "summary",
     "to_executorch",

@@ -31,6 +31,7 @@ from poetmodel.torch.dynamo.planning import (
     PlanRecord,
     check_budget,
 )
+from poetmodel.torch.dynamo.regions import region_faults
 from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
@@ -40,7 +41,7 @@ from poetmodel.torch.state.pages import make_folder
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import fx
 
@@ -67,6 +68,7 @@ def backend(
     time_limit: float = 20.0,
     gap: float = 0.01,
     outside: str | int | None = None,
+    regions: Mapping[str, str | int] | None = None,
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
@@ -99,6 +101,10 @@ def backend(
         What lives between the function's forward and its backward pass beside its results, such as
         a loss that is computed outside of it: bytes, ``3MiB``, or ``auto``, which measures it in
         the first step, that may go over the budget, and plans again. Only with eager kernels.
+    regions : mapping, optional
+        Budgets of modules by their names or patterns, ``{"encoder.*": "30%"}``: the bytes that they
+        make which are in RAM when the backward pass begins, or a share of those when everything is
+        kept. `region` does it inside of the model. Only with eager kernels.
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
@@ -129,6 +135,7 @@ def backend(
         time_limit=time_limit,
         gap=gap,
         outside=outside,
+        regions=regions,
         on_progress=on_progress,
         cache=Cache.of(cache),
     )
@@ -142,14 +149,16 @@ def backend(
 def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     """Yield why a back end cannot be made with some options."""
     yield from _wrong_numbers(**given)
+    yield from region_faults(given["regions"])
     if kernels not in (EAGER, INDUCTOR):
         yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
     if costs not in (None, MEASURED):
         yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
     if kernels == INDUCTOR and given["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
-    if kernels == INDUCTOR and given["outside"] is not None:
-        yield f"outside: only counted with kernels={EAGER!r}; compile the loss too"
+    if kernels == INDUCTOR:
+        wanted = (name for name in ("outside", "regions") if given[name] is not None)
+        yield from (f"{name}: only counted with kernels={EAGER!r}" for name in wanted)
     if kernels == INDUCTOR and costs == MEASURED:
         yield f"costs: kernels that are not written yet cannot be {MEASURED}"
     if costs is not None and given["device"] is not None:

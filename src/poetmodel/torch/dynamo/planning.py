@@ -20,10 +20,11 @@ from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.compiled import of_solve
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.joint_graph import sizes_of
+from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.device.hardware import Storage
@@ -79,6 +80,8 @@ class PlanRecord:
     outside_bytes: int | None = None
     """What of the budget is for what lives between the forward and the backward pass [B]; None
     where nothing is."""
+    regions: tuple[str, ...] = ()
+    """What regions have in RAM when the backward pass begins, and their budgets."""
     is_loss_missing: bool = False
     """Whether results need gradients, none of them is a number, and nothing is known outside."""
 
@@ -95,7 +98,9 @@ class PlanRecord:
         more = ", workspaces of kernels not counted" if self.is_predicted else ""
         if self.outside_bytes is not None:
             more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
-        elif self.is_loss_missing:
+        if self.regions:
+            more += f", for the backward pass {', '.join(self.regions)}"
+        if self.is_loss_missing:
             more += f", {LOSS_OUTSIDE}"
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
@@ -131,6 +136,7 @@ class BackendOptions:
     on_progress: Callable[[SolveProgress], bool | None] | None
     cache: Cache
     outside: str | int | None = None
+    regions: Mapping[str, str | int] | None = None
 
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
@@ -233,7 +239,12 @@ def plan(
     problem = Problem(
         graph, costs, ram=usable_bytes, paging=wanted.paging is not None, minimize="time"
     )
-    result = None if floor(graph).bytes > usable_bytes else _solved(problem, wanted, call)
+    regions = regions_of(joint, graph, wanted.regions)
+    result = None
+    if floor(graph).bytes <= usable_bytes:
+        result = _solved(problem, wanted, call, regions)
+    if result is not None and result.schedule is None and regions:
+        raise BudgetError(_regions_missed(result, regions, name, budget_bytes))
     if result is None or result.schedule is None:
         late = set(joint.held) - joint.handed_early
         gradients_bytes = sum(joint.storages[number].bytes for number in late)
@@ -262,6 +273,7 @@ def plan(
         eager_bytes=eager_bytes,
         is_predicted=is_predicted,
         outside_bytes=call.outside.peak_bytes if any(call.outside) else None,
+        regions=tuple(part.check(graph, result.schedule) for part in regions),
         is_loss_missing=joint.has_loss_outside and not any(call.outside),
     )
     return GraphPlan(
@@ -272,10 +284,12 @@ def plan(
     )
 
 
-def _solved(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveResult:
+def _solved(
+    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+) -> SolveResult:
     """Return the schedule that is known of a problem where it will do, else solve."""
     schedules = Schedules(wanted.cache)
-    known = schedules.result(problem, gap=wanted.gap)
+    known = None if regions else schedules.result(problem, gap=wanted.gap)
     if known is not None and is_settled(known, within_s=wanted.time_limit):
         return known
     shown = of_solve(call.tell)
@@ -285,6 +299,14 @@ def _solved(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveR
         return None if wanted.on_progress is None else wanted.on_progress(progress)
 
     call.tell("solving")
+    if regions:
+        return solve_within(
+            problem,
+            regions,
+            gap=wanted.gap,
+            time_limit=call.left_s(),
+            on_progress=on_progress,
+        )
     result = solve(
         problem,
         time_limit=call.left_s(),
@@ -297,6 +319,16 @@ def _solved(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveR
     result = replace(result, time_limit_s=wanted.time_limit)
     schedules.keep(result)
     return result
+
+
+def _regions_missed(
+    result: SolveResult, regions: tuple[Region, ...], name: str, budget_bytes: int
+) -> str:
+    told = ", ".join(f"{part.name} {format_bytes(part.limit_bytes)}" for part in regions)
+    return (
+        f"regions: nothing was found for {name} that keeps {told} within "
+        f"{format_bytes(budget_bytes)} ({result.status}): allow more"
+    )
 
 
 def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequence[float]) -> Costs:
