@@ -131,14 +131,59 @@ class JointGraph(StepGraph):
         """The size of the gradients that come in [B]."""
         return sum(sizes_of(self.tangents).values())
 
-    def regions_checkpointed(self) -> dict[int, Hashable]:
-        """Return the region of each operation that the model itself computes twice, by index."""
-        return {
+    def own_peak_bytes(self, graph: Graph) -> int | None:
+        """Return the peak of a model by its own checkpoints [B]; None where it has none.
+
+        Of a region stays what others read in the forward pass. When the backward pass first needs
+        something else of it, it is computed again up to the last thing that is needed.
+        """
+        region_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
             for operation in self.operations
             if operation.phase is Phase.FORWARD
             and operation.node.meta.get("recompute") in _CHECKPOINTED
         }
+        if not region_of:
+            return None
+        begin = sum(operation.phase is Phase.FORWARD for operation in self.operations)
+        backward = range(begin, len(graph.nodes))
+        passed_on = {
+            i
+            for k in range(backward.start)
+            for i in graph.inputs_of[k]
+            if region_of.get(graph.node_of[i]) != region_of.get(k)
+        }
+        needed = {i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of}
+        needed -= passed_on
+        last: dict[Hashable, int] = {}
+        for k in sorted(graph.node_of[i] for i in needed):
+            last[region_of[k]] = k
+        steps, again = [(k, False) for k in range(backward.start)], set[Any]()
+        for k in backward:
+            regions = {
+                region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in needed
+            } - again
+            steps += [(j, True) for j, r in region_of.items() if r in regions and j <= last[r]]
+            again |= regions
+            steps.append((k, False))
+        # A value is a tensor and which of its computations made it.
+        made: dict[int, int] = {}
+        last_use: dict[tuple[int, int], int] = {}
+        for step, (k, _) in enumerate(steps):
+            for i in graph.inputs_of[k]:
+                last_use[i, made[i]] = step
+            for i in graph.outputs_of[k]:
+                made[i] = step
+                last_use[i, step] = step
+        dying: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
+        for (i, _), step in last_use.items():
+            dying[step] += graph.tensor_bytes[i]
+        live = peak = 0
+        for step, (k, _) in enumerate(steps):
+            live += graph.made_bytes[k]
+            peak = max(peak, live + graph.nodes[k].workspace_bytes)
+            live -= dying[step]
+        return peak
 
     def is_repeatable(self, operation: Operation) -> bool:
         """Return whether it gives the same again: draws nothing, and has no other effect.

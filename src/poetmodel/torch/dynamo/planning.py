@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
-from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan, verify
 from poetmodel.problem import Problem
@@ -87,7 +87,7 @@ class PlanRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self)
+        return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
@@ -229,7 +229,7 @@ def plan(
     }
     beside_bytes = sum(beside.values())
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
-    eager_bytes = _eager_peak_bytes(joint, graph)
+    eager_bytes = joint.own_peak_bytes(graph)
     if eager_bytes is not None:
         eager_bytes += beside_bytes
     budget_bytes = wanted.budget_bytes(joint, keep_all_bytes, eager_bytes, call)
@@ -350,57 +350,6 @@ def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequen
         page_in=page_in,
         page_out=page_out,
     )
-
-
-def _eager_peak_bytes(joint: JointGraph, graph: Graph) -> int | None:
-    """Return the peak of a model that checkpoints itself, by its own checkpoints [B], else None.
-
-    Of a region stays what others read in the forward pass. When the backward pass first needs
-    something else of it, it is computed again up to the last thing that is needed.
-    """
-    region_of = joint.regions_checkpointed()
-    if not region_of:
-        return None
-    backward = range(len(joint.operations) - _backward_count(joint), len(graph.nodes))
-    passed_on = {
-        i
-        for k in range(backward.start)
-        for i in graph.inputs_of[k]
-        if region_of.get(graph.node_of[i]) != region_of.get(k)
-    }
-    needed = {i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of}
-    needed -= passed_on
-    last: dict[Hashable, int] = {}
-    for k in sorted(graph.node_of[i] for i in needed):
-        last[region_of[k]] = k
-    steps, again = [(k, False) for k in range(backward.start)], set[Any]()
-    for k in backward:
-        regions = {region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in needed} - again
-        steps += [(j, True) for j, r in region_of.items() if r in regions and j <= last[r]]
-        again |= regions
-        steps.append((k, False))
-    # A value is a tensor and which of its computations made it.
-    made: dict[int, int] = {}
-    last_use: dict[tuple[int, int], int] = {}
-    for step, (k, _) in enumerate(steps):
-        for i in graph.inputs_of[k]:
-            last_use[i, made[i]] = step
-        for i in graph.outputs_of[k]:
-            made[i] = step
-            last_use[i, step] = step
-    dying: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
-    for (i, _), step in last_use.items():
-        dying[step] += graph.tensor_bytes[i]
-    live = peak = 0
-    for step, (k, _) in enumerate(steps):
-        live += graph.made_bytes[k]
-        peak = max(peak, live + graph.nodes[k].workspace_bytes)
-        live -= dying[step]
-    return peak
-
-
-def _backward_count(joint: JointGraph) -> int:
-    return sum(operation.phase is Phase.BACKWARD for operation in joint.operations)
 
 
 def _copies_bytes(joint: JointGraph) -> int:
