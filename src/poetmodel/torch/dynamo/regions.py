@@ -25,12 +25,12 @@ from poetmodel.model import build
 from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Outcome, accepted, finish
+from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish
 from poetmodel.solver.request import Request
 from poetmodel.units import MAX_BYTES, format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
     import pyomo.environ as pyo
@@ -105,6 +105,10 @@ class Region:
         """Return what of it is in RAM when the backward pass begins [B]."""
         held = {i for t, i in schedule.S_RAM if t == self.stage}
         return sum(graph.tensor_bytes[i] for i in self.tensors & held)
+
+    def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:
+        """Return what is too much of that [B]."""
+        return max(0, self.used_bytes(graph, schedule) - self.limit_bytes)
 
     def check(self, graph: Graph, schedule: Schedule) -> str:
         """Return how a schedule keeps its budget, as a phrase; raise if it does not."""
@@ -189,47 +193,64 @@ def solve_within(
 
 
 def _kept(
-    problem: Problem, regions: tuple[Region, ...], found: Schedule, end_s: float
+    problem: Problem, regions: tuple[Region, ...], first: Schedule, end_s: float
 ) -> Schedule | None:
-    """Return a schedule that keeps regions, if one is found in time.
+    """Return the best schedule that keeps regions of those found in time.
 
-    Tried is a problem with a workspace at the stage where they count, which grows by what they have
-    too much; what is made in these regions costs little there, so that it is what goes.
+    Tried are problems with less RAM at the stage where they count: by what regions have too much,
+    then halfway between the most that was too little and the least that was enough. What is made in
+    these regions costs little there, so that it is what goes.
     """
-    graph, (stage, *_) = problem.graph, [part.stage for part in regions]
+    graph, stage = problem.graph, regions[0].stage
+    found: Schedule | None = first
+    best: Candidate | None = None
+    taken_bytes = least_bytes = 0
+    enough_bytes: int | None = None
+    cheap: set[int] = set()
     for _ in range(_TRIES):
-        excess_bytes, cheap = 0, set[int]()
-        for part in regions:
-            excess = part.used_bytes(graph, found) - part.limit_bytes
-            if excess > 0:
-                excess_bytes += excess
-                cheap.update(graph.node_of[i] for i in part.tensors)
-        if not excess_bytes:
-            return found
-        held_bytes = sum(graph.tensor_bytes[i] for t, i in found.S_RAM if t == stage)
-        room_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
-        taken = replace(
-            graph.nodes[stage],
-            workspace_bytes=max(graph.nodes[stage].workspace_bytes, room_bytes),
-        )
-        nodes = (*graph.nodes[:stage], taken, *graph.nodes[stage + 1 :])
-        compute = dict(problem.costs.compute)
-        for k in cheap:
-            name = graph.nodes[k].name
-            own = compute[name]
-            compute[name] = Cost(own.time_s * _CHEAP_RATIO, own.energy_j * _CHEAP_RATIO)
-        tried = replace(
-            problem,
-            graph=replace(graph, nodes=nodes),
-            costs=replace(problem.costs, compute=compute),
-            ram=problem.ram_budget_bytes,
-        )
+        excess = [(part, part.excess_bytes(graph, found)) for part in regions if found is not None]
+        excess_bytes = sum(more for _, more in excess)
+        if excess_bytes and found is not None:
+            least_bytes = max(least_bytes, taken_bytes)
+            cheap = {graph.node_of[i] for part, more in excess if more for i in part.tensors}
+            held_bytes = sum(graph.tensor_bytes[i] for t, i in found.S_RAM if t == stage)
+            taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
+        else:
+            candidate = accepted(problem, found)
+            if found is first:
+                return found
+            if candidate is not None and (best is None or candidate.value < best.value):
+                best = candidate
+            enough_bytes = taken_bytes
+        if enough_bytes is not None:
+            taken_bytes = (least_bytes + enough_bytes) // 2
         left_s = min(_TRY_S, end_s - monotonic())
-        other = solve(tried, time_limit=left_s, gap=_GAP).schedule if left_s > 0 else None
-        if other is None:
-            return None
-        found = replace(other, identity=None)
-    return None
+        if left_s <= 0:
+            break
+        found = _tried(problem, stage, taken_bytes, cheap, left_s)
+    return None if best is None else best.schedule
+
+
+def _tried(
+    problem: Problem, stage: int, taken_bytes: int, cheap: Collection[int], time_s: float
+) -> Schedule | None:
+    """Return a schedule for less RAM at a stage, where some nodes cost little."""
+    graph, compute = problem.graph, dict(problem.costs.compute)
+    node = graph.nodes[stage]
+    node = replace(node, workspace_bytes=max(node.workspace_bytes, taken_bytes))
+    nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
+    for k in cheap:
+        own = compute[graph.nodes[k].name]
+        little = Cost(own.time_s * _CHEAP_RATIO, own.energy_j * _CHEAP_RATIO)
+        compute[graph.nodes[k].name] = little
+    tried = replace(
+        problem,
+        graph=replace(graph, nodes=nodes),
+        costs=replace(problem.costs, compute=compute),
+        ram=problem.ram_budget_bytes,
+    )
+    found = solve(tried, time_limit=time_s, gap=_GAP).schedule
+    return None if found is None else replace(found, identity=None)
 
 
 def _stated(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
