@@ -30,7 +30,7 @@ from poetmodel.solver.request import Request
 from poetmodel.units import MAX_BYTES, format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     import pyomo.environ as pyo
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 _KEY: Final = "poetmodel.region"
 _SHOWN: Final = 8
 """Modules that a refusal names."""
-_TRIES: Final = 10
+_TRIES: Final = 20
 """How many problems are tried for a schedule that keeps regions."""
 _TRY_S: Final = 3.0
 """Time to solve each [s]."""
 _GAP: Final = 0.05
 """Its gap."""
-_CHEAP_RATIO: Final = 0.1
-"""Share of its cost that counts there of what is to go."""
+_LEAST_SHARE: Final = 0.02
+"""Share of its cost at least that counts there of what is to go."""
 _MOST_NODES: Final = 100
 """Graphs up to so many nodes have a model with the rows of regions."""
 _ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
@@ -199,20 +199,23 @@ def _kept(
 
     Tried are problems with less RAM at the stage where they count: by what regions have too much,
     then halfway between the most that was too little and the least that was enough. What is made in
-    these regions costs little there, so that it is what goes.
+    regions that have too much costs half as much in the next, so that it is what goes.
     """
     graph, stage = problem.graph, regions[0].stage
     found: Schedule | None = first
     best: Candidate | None = None
     taken_bytes = least_bytes = 0
     enough_bytes: int | None = None
-    cheap: set[int] = set()
+    weights = dict.fromkeys(regions, 1.0)
     for _ in range(_TRIES):
         excess = [(part, part.excess_bytes(graph, found)) for part in regions if found is not None]
         excess_bytes = sum(more for _, more in excess)
+        for part, more in excess:
+            weights[part] = (
+                max(_LEAST_SHARE, weights[part] / 2) if more else min(1.0, weights[part] * 1.5)
+            )
         if excess_bytes and found is not None:
             least_bytes = max(least_bytes, taken_bytes)
-            cheap = {graph.node_of[i] for part, more in excess if more for i in part.tensors}
             held_bytes = sum(graph.tensor_bytes[i] for t, i in found.S_RAM if t == stage)
             taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         else:
@@ -227,22 +230,23 @@ def _kept(
         left_s = min(_TRY_S, end_s - monotonic())
         if left_s <= 0:
             break
-        found = _tried(problem, stage, taken_bytes, cheap, left_s)
+        found = _tried(problem, taken_bytes, weights, left_s)
     return None if best is None else best.schedule
 
 
 def _tried(
-    problem: Problem, stage: int, taken_bytes: int, cheap: Collection[int], time_s: float
+    problem: Problem, taken_bytes: int, weights: Mapping[Region, float], time_s: float
 ) -> Schedule | None:
-    """Return a schedule for less RAM at a stage, where some nodes cost little."""
+    """Return a schedule for less RAM at the stage, where what regions make costs a share."""
     graph, compute = problem.graph, dict(problem.costs.compute)
+    stage = next(iter(weights)).stage
     node = graph.nodes[stage]
     node = replace(node, workspace_bytes=max(node.workspace_bytes, taken_bytes))
     nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
-    for k in cheap:
-        own = compute[graph.nodes[k].name]
-        little = Cost(own.time_s * _CHEAP_RATIO, own.energy_j * _CHEAP_RATIO)
-        compute[graph.nodes[k].name] = little
+    for part, share in weights.items():
+        for name in {graph.nodes[graph.node_of[i]].name for i in part.tensors}:
+            own = compute[name]
+            compute[name] = Cost(own.time_s * share, own.energy_j * share)
     tried = replace(
         problem,
         graph=replace(graph, nodes=nodes),
