@@ -302,6 +302,15 @@ def test_a_refusal_says_what_the_budget_is_for():
         torch.compile(lambda batch: -model(batch), backend=back, fullgraph=True, dynamic=True)(x)
 
 
+def test_a_refusal_says_what_is_for_others():
+    """Room that is given for what is outside counts in the least budget, too."""
+    torch._dynamo.reset()
+    told = "between both passes 1,048,576 B are for what is outside"
+    back = pmt.backend("256KiB", cache=False, outside="1MiB")
+    with pytest.raises(BackendCompilerFailed, match=told):
+        compiled(network(), back)(torch.randn(64, 64))
+
+
 def test_a_size_from_values_is_refused_with_its_line():
     """And with the way in that can train it."""
     torch._dynamo.reset()

@@ -251,7 +251,10 @@ def plan(
         parts = {"gradients that are handed over": gradients_bytes, **beside}
         told = ", ".join(f"{size:,} B {what}" for what, size in parts.items() if size)
         text = _too_little(problem, wanted, call, name, budget_bytes, beside_bytes)
-        raise BudgetError(f"{text}; at its end there are {told}" if told else text)
+        text += f"; at its end there are {told}" if told else ""
+        if call.outside.peak_bytes:
+            text += f"; between both passes {call.outside.peak_bytes:,} B are for what is outside"
+        raise BudgetError(text)
     plan, check = checked_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
