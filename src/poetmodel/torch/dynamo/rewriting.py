@@ -146,6 +146,7 @@ class GraphPlanner:
         """Common dependencies of all plans beside their graphs."""
         wanted = self._wanted
         stated = [str(wanted.ram), str(wanted.device), wanted.time_limit, wanted.gap]
+        stated += self._first_bytes.values()  # later shapes have the budget of these
         return digest(host_key(), *stated)
 
     @property
