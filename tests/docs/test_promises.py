@@ -124,7 +124,7 @@ Were the energies measured on boards?
   concepts/deviations.md: No board was measured for this project
 
 What happens to a smaller last batch?
-  guides/pytorch.md: may be refused for a smaller last batch: give bytes, or use `drop_last=True`
+  guides/pytorch.md: the same bytes for all that come after, such as a smaller last batch
 Is the budget kept outside of the step, in evaluation or `optimizer.step()`?
   guides/pytorch.md: Outside of the step, as in evaluation, eager PyTorch has no budget
 Do recomputing and paging change my results?

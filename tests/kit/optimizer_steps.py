@@ -28,6 +28,8 @@ OPTIMIZERS = {
     "adamw": lambda p: ADAMW(p, lr=0.01),
     "amsgrad": lambda p: ADAMW(p, lr=0.01, amsgrad=True, betas=(0.8, 0.9), eps=1e-6),
     "adam, foreach": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, foreach=True),
+    "adam, fused": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, maximize=True, fused=True),
+    "adamw, fused": lambda p: ADAMW(p, lr=0.01, amsgrad=True, fused=True),
     "adam, groups": lambda p: ADAMW(
         [
             dict(each, betas=(0.5 + 0.2 * k, 0.99), eps=10.0 ** -(4 + k), amsgrad=k == 1)

@@ -391,7 +391,7 @@ def test_pages_come_back_as_they_went(least, tmp_path):
 
 def enough_of(case, **options):
     """Return the budget that a refusal names [B]: ours is the error within that of Dynamo."""
-    _, step, _ = case.compiled(1, **options)
+    _, step, _ = case.compiled("1B", **options)
     with pytest.raises(BackendCompilerFailed) as refused:
         step(*case.batch)
     inner = refused.value.inner_exception

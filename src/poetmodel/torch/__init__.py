@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint_graph import Joint
     from poetmodel.torch.choosing import Choice, choose
     from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
+    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner, plans, summary
+    from poetmodel.torch.dynamo.regions import region
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
     from poetmodel.torch.keras import from_keras
@@ -45,8 +46,11 @@ _HOMES: Final = {
     "load_state": "state.exported",
     "measure": "runtime.profiling",
     "partitioner": "dynamo.backend",
+    "plans": "dynamo.backend",
     "recover": "state.recovery",
+    "region": "dynamo.regions",
     "save_state": "state.exported",
+    "summary": "dynamo.backend",
     "to_executorch": "executorch.program",
     "trace": "step.trace",
 }
@@ -72,8 +76,11 @@ __all__ = [
     "load_state",
     "measure",
     "partitioner",
+    "plans",
     "recover",
+    "region",
     "save_state",
+    "summary",
     "to_executorch",
     "trace",
 ]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -408,8 +409,8 @@ def _costs(
 
 
 @contextmanager
-def stages_shown() -> Iterator[Callable[[str], None]]:
-    """Give what names the stage; on stderr, and only if that is a terminal."""
+def stages_shown(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
+    """Give what names the stage; on stderr after some time, and only if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -417,9 +418,17 @@ def stages_shown() -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("compiling")
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = shown.add_task("compiling")
+    timer = Timer(after_s, shown.start)
+    timer.daemon = True
+    timer.start()
+    try:
         yield lambda stage: shown.update(task, description=f"compiling: {stage}")
+    finally:
+        timer.cancel()
+        timer.join()
+        shown.stop()
 
 
 def of_solve(tell: Callable[[str], None]) -> Callable[[SolveProgress], None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
@@ -15,20 +17,31 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
+from poetmodel.files import unknown_key
+from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
-from poetmodel.torch.dynamo.joint_graph import JointGraph
-from poetmodel.torch.dynamo.planning import MEASURED, BackendOptions, PlanRecord
-from poetmodel.torch.dynamo.rewriting import GraphPlanner
+from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
+from poetmodel.torch.dynamo.outside import Remeasured
+from poetmodel.torch.dynamo.planning import (
+    MEASURED,
+    BackendOptions,
+    Outside,
+    PlanRecord,
+    check_budget,
+)
+from poetmodel.torch.dynamo.regions import region_faults
+from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
 from poetmodel.torch.graph.python import boxed
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import fx
 
@@ -37,6 +50,12 @@ if TYPE_CHECKING:
 
 EAGER, INDUCTOR = "eager", "inductor"
 """Whose kernels a graph can run."""
+_PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
+"""Devices of PyTorch, which a device here may be mistaken for."""
+_LOCAL: Final = re.compile(r"^[LG]\['(\w+)'\]")
+"""What Dynamo calls a local or global name."""
+_NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
+"""Back ends that were asked for by name, with their options."""
 
 
 def backend(
@@ -48,6 +67,8 @@ def backend(
     costs: str | None = None,
     time_limit: float = 20.0,
     gap: float = 0.01,
+    outside: str | int | None = None,
+    regions: Mapping[str, str | int] | None = None,
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
@@ -58,8 +79,10 @@ def backend(
     ram : str or int
         What the compiled function may allocate at once: activations, gradients that it hands over,
         results, workspaces. Bytes, ``8GiB``, or a percentage of the peak of the same function with
-        everything kept; without gradients nothing is, and a percentage stands for all of its peak.
-        Parameters, inputs and the optimizer's state are not part of it.
+        everything kept: that of its first shape, and so many bytes for all that come after; without
+        gradients nothing is kept, and a percentage stands for all of the peak. ``eager``: no more
+        than the model takes by itself, with checkpoints of its own if it has any. Parameters,
+        inputs and the optimizer's state are not part of it.
     kernels : str
         ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
         ``inductor``: the fused ones of ``torch.compile``, with its bits; needs a C++ compiler, does
@@ -71,9 +94,17 @@ def backend(
     costs : str, optional
         ``measured``: time the operations of the graph in place of estimates.
     time_limit : float
-        Longest time to solve each graph [s].
+        Longest time to solve the graphs of a call [s].
     gap : float
         Gap between schedule and bound at which a solve ends, as a fraction.
+    outside : str or int, optional
+        What lives between the function's forward and its backward pass beside its results, such as
+        a loss that is computed outside of it: bytes, ``3MiB``, or ``auto``, which measures it in
+        the first step, that may go over the budget, and plans again. Only with eager kernels.
+    regions : mapping, optional
+        Budgets of modules by their names or patterns, ``{"encoder.*": "30%"}``: the bytes that they
+        make which are in RAM when the backward pass begins, or a share of those when everything is
+        kept. `region` does it inside of the model. Only with eager kernels.
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
@@ -90,8 +121,8 @@ def backend(
     InputError
         If an argument is none of these.
     """
-    given = {"device": device, "storage": storage, "cache": cache, "on_progress": on_progress}
-    faults = [*_faults(kernels, costs, **given)]
+    given = locals().copy()
+    faults = [*_faults(**given)]
     if faults:
         raise InputError(faults)
     if storage is not None:
@@ -103,6 +134,8 @@ def backend(
         paging=None if storage is None else measure_paging(storage),
         time_limit=time_limit,
         gap=gap,
+        outside=outside,
+        regions=regions,
         on_progress=on_progress,
         cache=Cache.of(cache),
     )
@@ -115,12 +148,17 @@ def backend(
 
 def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     """Yield why a back end cannot be made with some options."""
+    yield from _wrong_numbers(**given)
+    yield from region_faults(given["regions"])
     if kernels not in (EAGER, INDUCTOR):
         yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
     if costs not in (None, MEASURED):
         yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
     if kernels == INDUCTOR and given["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
+    if kernels == INDUCTOR:
+        wanted = (name for name in ("outside", "regions") if given[name] is not None)
+        yield from (f"{name}: only counted with kernels={EAGER!r}" for name in wanted)
     if kernels == INDUCTOR and costs == MEASURED:
         yield f"costs: kernels that are not written yet cannot be {MEASURED}"
     if costs is not None and given["device"] is not None:
@@ -134,6 +172,65 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     for name, (expected, kind) in kinds.items():
         if not isinstance(given[name], kind) or given[name] == "":
             yield f"{name}: expected {expected}, got {shown(given[name])}"
+    if str(given["device"]).partition(":")[0] in _PLACES:
+        yield (
+            f"device: {shown(given['device'])} is a place where PyTorch computes; a device is a "
+            "board or a card whose figures estimate times, such as rpi4b, a100 or a file *.toml; "
+            "leave it out for those of this machine"
+        )
+
+
+def _wrong_numbers(
+    ram: object, time_limit: float, gap: float, outside: Any, **_: Any
+) -> Iterator[str]:
+    """Yield what is wrong with sizes and the limits of a solve."""
+    checks: list[Callable[[], object]] = [
+        lambda: check_budget(ram),
+        lambda: Request(time_limit_s=time_limit, gap=gap),
+    ]
+    if outside not in (None, AUTO):
+        checks.append(lambda: parse_size(outside, field="outside"))
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            yield from error.faults
+
+
+def named(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+    """Compile a graph as ``torch.compile(..., backend="poetmodel", options={"ram": "60%"})`` asks.
+
+    Options are the parameters of `backend`; equal ones are one back end, with one budget.
+    """
+    options = given.pop("options", {})
+    known = signature(backend).parameters
+    faults = [f"options: {key}: {unknown_key(key, known)}" for key in options if key not in known]
+    faults += [f"{key}: the back end has options alone" for key in given]
+    if "ram" not in options:
+        faults.append('options: expected a budget, such as options={"ram": "60%"}')
+    if faults:
+        raise InputError(faults)
+    back = next((back for known, back in _NAMED if known == options), None)
+    if back is None:
+        back = backend(**options)
+        _NAMED.append((dict(options), back))
+    return back(module, inputs)
+
+
+def plans() -> list[PlanRecord]:
+    """Return one record for each graph of back ends that were asked for by name.
+
+    Returns
+    -------
+    list of PlanRecord
+        As ``plans`` of a `Backend` has them: those of equal options in the order of capture.
+    """
+    return [record for _, back in _NAMED for record in back.plans]
+
+
+def summary() -> str:
+    """Return a line about each graph of back ends that were asked for by name."""
+    return "\n".join(back.summary() for _, back in _NAMED if back.plans)
 
 
 def partitioner(
@@ -182,6 +279,11 @@ class Backend(GraphPlanner):
     """Plans each graph that ``torch.compile`` captures; made by `poetmodel.torch.backend`."""
 
     __name__ = "poetmodel"
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._names: dict[int, str] = {}
+        """What the function that is compiled calls its arguments, by number."""
 
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
@@ -234,18 +336,48 @@ class Backend(GraphPlanner):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
+        with self.first_call(inputs) as call:
+            if self._wanted.outside != AUTO:
+                return self._compiled(module, inputs, self._compiler, **options)
+            number, is_first = len(self._planned), call.function not in self._first_bytes
+
+            def again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
+                if is_first:  # a percentage is of the whole step
+                    del self._first_bytes[call.function]
+                with self.first_call(before=call, outside=outside):
+                    compiled = self._compiled(module, arguments, self._compiler)
+                planned = self._planned.pop()
+                record = replace(planned.record, name=self._planned[number].record.name)
+                self._planned[number] = replace(planned, record=record)
+                return compiled
+
+            run = Remeasured(again)
+            run.compiled = self._compiled(module, inputs, run.watched(self._compiler), **options)
+            return run
+
+    def _compiled(
+        self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
+    ) -> Callable[..., Any]:
+        """Compile a graph, its backward pass with a compiler of its own."""
         compile_ = aot_autograd(
             fw_compiler=self._compiler,
-            bw_compiler=self._compiler,
+            bw_compiler=backward,
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
+        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+            source = getattr(getattr(node, "_dynamo_source", None), "name", "")
+            self._names[number] = _LOCAL.sub(r"\1", str(source() if callable(source) else source))
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
-            return compile_(module, inputs, **options)
+            return cast("Callable[..., Any]", compile_(module, inputs, **options))
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
+        for node in graph.find_nodes(op="placeholder"):
+            name = self._names.get(getattr(node.meta.get("desc"), "idx", -1))
+            if name:
+                node.meta[SOURCE] = name
         graph.eliminate_dead_code()
         split_dropout(graph)
         return JointGraph(graph, forward_outputs)

@@ -266,6 +266,11 @@ class InductorBackend(Backend):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
+        with self.first_call(inputs):
+            return self._measured(module, inputs)
+
+    def _measured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph with what the plan leaves to Inductor."""
         forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._wanted.cache, digest(self.key, module.code, forms)
         reserved_bytes: int = cache.read("reserve", key) or 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from poetmodel.graph import Graph, Phase
 from poetmodel.torch.errors import CaptureError
@@ -19,12 +23,17 @@ from poetmodel.torch.graph.step_graph import StepGraph
 from poetmodel.torch.graph.tensors import fake, storage_of, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from poetmodel.graph import Node
     from poetmodel.torch.graph.profiles import OpProfile
     from poetmodel.torch.graph.step_graph import Operation
 
+SOURCE: Final = "poetmodel.source"
+"""Key under an argument's ``meta``: what the compiled function calls it."""
+_CHECKPOINTED: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+"""What a model with ``torch.utils.checkpoint`` says of operations."""
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
 TANGENTS: Final = "tangents"
 """How the names begin of arguments that are gradients of results."""
 
@@ -83,6 +92,8 @@ class JointGraph(StepGraph):
         )
         self.held = self.behind(self.results)
         """Numbers of what is handed over at the end."""
+        self.outside_bytes = 0
+        """What others take at most between the forward and the backward pass [B]."""
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return the phase of an operation."""
@@ -110,6 +121,70 @@ class JointGraph(StepGraph):
                 self.storages[number] = replace(storage, bytes=max(made))
             self.operations[operation.index] = replace(operation, profile=seen)
 
+    @property
+    def has_loss_outside(self) -> bool:
+        """Whether gradients come in, and none of them is that of a number: of a loss."""
+        return bool(self.tangents) and all(fake(node).numel() != 1 for node in self.tangents)
+
+    @cached_property
+    def tangents_bytes(self) -> int:
+        """The size of the gradients that come in [B]."""
+        return sum(sizes_of(self.tangents).values())
+
+    def own_peak_bytes(self, graph: Graph) -> int | None:
+        """Return the peak of a model by its own checkpoints [B]; None where it has none.
+
+        Of a region stays what others read in the forward pass. When the backward pass first needs
+        something else of it, it is computed again up to the last thing that is needed.
+        """
+        region_of = {
+            operation.index: operation.node.meta.get("ac_graph_id")
+            for operation in self.operations
+            if operation.phase is Phase.FORWARD
+            and operation.node.meta.get("recompute") in _CHECKPOINTED
+        }
+        if not region_of:
+            return None
+        begin = sum(operation.phase is Phase.FORWARD for operation in self.operations)
+        backward = range(begin, len(graph.nodes))
+        passed_on = {
+            i
+            for k in range(backward.start)
+            for i in graph.inputs_of[k]
+            if region_of.get(graph.node_of[i]) != region_of.get(k)
+        }
+        needed = {i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of}
+        needed -= passed_on
+        last: dict[Hashable, int] = {}
+        for k in sorted(graph.node_of[i] for i in needed):
+            last[region_of[k]] = k
+        steps, again = [(k, False) for k in range(backward.start)], set[Any]()
+        for k in backward:
+            regions = {
+                region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in needed
+            } - again
+            steps += [(j, True) for j, r in region_of.items() if r in regions and j <= last[r]]
+            again |= regions
+            steps.append((k, False))
+        # A value is a tensor and which of its computations made it.
+        made: dict[int, int] = {}
+        last_use: dict[tuple[int, int], int] = {}
+        for step, (k, _) in enumerate(steps):
+            for i in graph.inputs_of[k]:
+                last_use[i, made[i]] = step
+            for i in graph.outputs_of[k]:
+                made[i] = step
+                last_use[i, step] = step
+        dying: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
+        for (i, _), step in last_use.items():
+            dying[step] += graph.tensor_bytes[i]
+        live = peak = 0
+        for step, (k, _) in enumerate(steps):
+            live += graph.made_bytes[k]
+            peak = max(peak, live + graph.nodes[k].workspace_bytes)
+            live -= dying[step]
+        return peak
+
     def is_repeatable(self, operation: Operation) -> bool:
         """Return whether it gives the same again: draws nothing, and has no other effect.
 
@@ -134,6 +209,10 @@ class JointGraph(StepGraph):
         workspace_bytes = operation.profile.workspace_bytes
         if len(operation.storages) > 1:  # made again beside what the caller has
             workspace_bytes += sum(self.storages[number].bytes for number in handed)
+        if operation.node is self._first_backward:  # what is there then was there outside
+            made_bytes = sum(self.storages[number].bytes for number in operation.storages)
+            outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
+            workspace_bytes = max(workspace_bytes, outside_bytes)
         touched = (*operation.storages, *operation.reads.storages)
         own = self.node(
             operation,
@@ -145,6 +224,12 @@ class JointGraph(StepGraph):
         return replace(
             own, outputs=tuple(replace(t, bytes=0) if k in handed else t for k, t in outputs)
         )
+
+    @cached_property
+    def _first_backward(self) -> fx.Node | None:
+        """The operation that the backward pass begins with, after all that is made again for it."""
+        phases = ((operation.phase, operation.node) for operation in self.operations)
+        return next((node for phase, node in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
     def mutated(self) -> frozenset[fx.Node]:
@@ -217,17 +302,47 @@ def _check(graph: fx.Graph) -> None:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or any(
             not all(isinstance(size, int) for size in tensor.shape) for tensor in tensors_in(value)
         ):
+            if node.meta.get("unbacked_bindings") or free_unbacked_symbols(value):
+                raise CaptureError(
+                    f"{_line_of(node)}: a size, or another number of Python, is read from a tensor "
+                    f"({operator_name(node)}), and memory cannot be planned before it is known; "
+                    "compute it outside and pass it as a number, or use pmt.compile, which checks "
+                    "such values before each step"
+                )
             raise CaptureError(
-                f"{module_of(node) or node.name}: its sizes are not known before the step runs, "
+                f"{module_of(node) or _name(node)}: its sizes are not known before the step runs, "
                 "and memory cannot be planned without; pass dynamic=False to torch.compile"
             )
         for tensor in tensors_in(value):
             if tensor.layout is not torch.strided:
                 raise CaptureError(
-                    f"{module_of(node) or node.name}: {node.name} is a tensor of layout "
+                    f"{module_of(node) or _name(node)}: {_name(node)} is a tensor of layout "
                     f"{str(tensor.layout).removeprefix('torch.')}, whose memory cannot be planned; "
                     "make it dense before the compiled function"
                 )
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of a node for people: of an argument that which the function gives it."""
+    return str(node.meta.get(SOURCE, node.name))
+
+
+def _line_of(node: fx.Node) -> str:
+    """Return the innermost line of the model that made a node, outside of PyTorch."""
+    traces = (near.meta.get("stack_trace") for near in (node, *node.users, *node.all_input_nodes))
+    found = _FRAME.findall(next(filter(None, traces), ""))
+    inner = Path(torch.__file__).parent
+    own = [frame for frame in found if not Path(frame[0]).is_relative_to(inner)]
+    if not own:
+        return module_of(node) or _name(node)
+    path, line, text = own[-1]
+    return f"{path}:{line} ({text})"
+
+
+def sizes_of(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    """Return the size of each storage that some nodes show, by its key [B]."""
+    keys = ((storage_of(node), node) for node in nodes)
+    return {key: fake(node).untyped_storage().nbytes() for key, node in keys if key is not None}
 
 
 def ancestors(results: Iterable[Any]) -> set[fx.Node]:

@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError
+from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.infeasibility import refusal, unit_remark
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
+from poetmodel.torch.compiled import of_solve
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
-from poetmodel.torch.graph.tensors import fake, storage_of
-from poetmodel.units import format_bytes, format_seconds, parse_size
+from poetmodel.torch.dynamo.joint_graph import sizes_of
+from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
+from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
-
-    from torch import fx
 
     from poetmodel.device.hardware import Storage
     from poetmodel.plan import Plan, PlanCheck
@@ -37,6 +38,16 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES: Final = 8
 """RAM of the token for each page that is out [B]."""
+_PERCENT: Final = 100
+"""Up to here a number without a unit is probably meant in percent."""
+LEAST_S: Final = 1.0
+"""Time to solve a graph even if that of the call is over [s]."""
+REFUSING_S: Final = 1.5
+"""Time to find the least budget where one is refused [s]."""
+EAGER_PEAK: Final = "eager"
+"""The budget that is what the model takes by itself."""
+LOSS_OUTSIDE: Final = "what the loss takes between forward and backward pass not counted"
+"""What is said where no result that needs a gradient is a number."""
 MEASURED: Final = "measured"
 """The costs that are measured on this host, in place of estimates."""
 
@@ -62,24 +73,43 @@ class PlanRecord:
     given_bytes: int
     """Parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
+    eager_bytes: int | None
+    """The peak with the model's own checkpoints [B]; None where it has none."""
     is_predicted: bool
     """Whether sizes are PyTorch's predictions and workspaces are not counted: nothing was run."""
+    outside_bytes: int | None = None
+    """What of the budget is for what lives between the forward and the backward pass [B]; None
+    where nothing is."""
+    regions: tuple[str, ...] = ()
+    """What regions have in RAM when the backward pass begins, and their budgets."""
+    is_loss_missing: bool = False
+    """Whether results need gradients, none of them is a number, and nothing is known outside."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self)
+        return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         pages = f", {self.paged_out} paged out" if self.paged_out else ""
-        predicted = ", workspaces of kernels not counted" if self.is_predicted else ""
+        own = ""
+        if self.eager_bytes is not None:
+            own = f", {format_bytes(self.eager_bytes)} with the model's own checkpoints"
+        more = ", workspaces of kernels not counted" if self.is_predicted else ""
+        if self.outside_bytes is not None:
+            more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
+        if self.regions:
+            more += f", for the backward pass {', '.join(self.regions)}"
+        if self.is_loss_missing:
+            more += f", {LOSS_OUTSIDE}"
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
-            f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}; "
+            f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
+            f"{own}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages}, "
             f"overhead {self.overhead:.1%}{proved} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}{predicted}"
+            f"{self.status}, solved in {format_seconds(self.solve_s)}{more}"
         )
 
 
@@ -105,6 +135,66 @@ class BackendOptions:
     gap: float
     on_progress: Callable[[SolveProgress], bool | None] | None
     cache: Cache
+    outside: str | int | None = None
+    regions: Mapping[str, str | int] | None = None
+
+    def budget_bytes(
+        self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
+    ) -> int:
+        """Return the budget of a graph with these peaks: everything kept, and by itself [B].
+
+        A percentage is of the first shape of a function: the RAM of a host does not depend on its
+        inputs. Where everything was kept, it still is; without gradients nothing is.
+        """
+        if self.ram == EAGER_PEAK:
+            return keep_all_bytes if eager_bytes is None else eager_bytes
+        is_share = str(self.ram).strip().endswith("%")
+        if is_share and joint.is_inference:
+            return keep_all_bytes
+        first_bytes = call.first_bytes.setdefault(call.function, keep_all_bytes)
+        budget_bytes = parse_size(self.ram, field="ram", whole_bytes=first_bytes)
+        keeps = is_share and budget_bytes >= first_bytes
+        return max(budget_bytes, keep_all_bytes) if keeps else budget_bytes
+
+
+class Outside(NamedTuple):
+    """What lives between the forward and the backward pass of a function, beside its results."""
+
+    peak_bytes: int = 0
+    """At most [B]."""
+    rest_bytes: int = 0
+    """What of it stays for the backward pass, but for the gradients that come in [B]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstCall:
+    """The call of a compiled function in which a graph is planned."""
+
+    function: Hashable
+    """Identifies the function among those of a back end."""
+    first_bytes: dict[Hashable, int]
+    """The keep-all peak of the first shape of each function [B]."""
+    until_s: float
+    """When the time for all graphs of the call is over, on the monotonic clock [s]."""
+    outside: Outside
+    """What lives beside the function."""
+    tell: Callable[[str], None] = lambda _: None
+    """Takes the stage that begins."""
+
+    def left_s(self, least_s: float = LEAST_S) -> float:
+        """Return the time that is left [s], or the least that helps."""
+        return max(least_s, self.until_s - monotonic())
+
+
+def check_budget(ram: object) -> None:
+    """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
+    if ram == EAGER_PEAK:
+        return
+    size = parse_size(ram, field="ram", whole_bytes=MAX_BYTES)  # type: ignore[arg-type]
+    if size == 0:
+        raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
+    if size <= _PERCENT and str(ram).strip().isdigit():
+        raise BudgetError(f"ram: {unit_remark(size, MAX_BYTES).removeprefix('; ')}")
 
 
 def plan(
@@ -113,6 +203,7 @@ def plan(
     wanted: BackendOptions,
     *,
     name: str,
+    call: FirstCall,
     reserved_bytes: int = 0,
     is_predicted: bool = False,
 ) -> GraphPlan:
@@ -124,28 +215,46 @@ def plan(
         If the budget is too small: says the least that is known to do.
     """
     joint.apply(profiles)
+    joint.outside_bytes = call.outside.peak_bytes
     graph = joint.training_graph()
     device = wanted.device or this_machine(wanted.cache)
     costs = _costs(graph, wanted, device, [profile.time_s for profile in profiles])
     # Autograd has the gradients of results for the whole backward pass, and the caller the results.
-    beside_bytes = _copies_bytes(joint) + sum(_sizes(joint.tangents).values())
-    beside_bytes += sum(joint.storages[number].bytes for number in joint.handed_early)
-    if wanted.paging is not None:
-        beside_bytes += TOKEN_BYTES * len(graph.tensors)
+    beside = {
+        "results": sum(joint.storages[number].bytes for number in joint.handed_early),
+        "their gradients": joint.tangents_bytes,
+        "copies of what is overwritten": _copies_bytes(joint),
+        "what stays outside": call.outside.rest_bytes,
+        "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
+    }
+    beside_bytes = sum(beside.values())
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
-    budget_bytes = parse_size(wanted.ram, field="ram", whole_bytes=keep_all_bytes)
-    if joint.is_inference and str(wanted.ram).strip().endswith("%"):
-        budget_bytes = keep_all_bytes  # nothing is kept for a backward pass
+    eager_bytes = joint.own_peak_bytes(graph)
+    if eager_bytes is not None:
+        eager_bytes += beside_bytes
+    budget_bytes = wanted.budget_bytes(joint, keep_all_bytes, eager_bytes, call)
+    beside["what Inductor takes"] = reserved_bytes
     beside_bytes += reserved_bytes
     usable_bytes = max(1, budget_bytes - beside_bytes)
     problem = Problem(
         graph, costs, ram=usable_bytes, paging=wanted.paging is not None, minimize="time"
     )
-    if floor(graph).bytes > usable_bytes:
-        raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
-    result = _solved(problem, wanted)
-    if result.schedule is None:
-        raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
+    regions = regions_of(joint, graph, wanted.regions)
+    result = None
+    if floor(graph).bytes <= usable_bytes:
+        result = _solved(problem, wanted, call, regions)
+    if result is not None and result.schedule is None and regions:
+        raise BudgetError(_regions_missed(result, regions, name, budget_bytes))
+    if result is None or result.schedule is None:
+        late = set(joint.held) - joint.handed_early
+        gradients_bytes = sum(joint.storages[number].bytes for number in late)
+        parts = {"gradients that are handed over": gradients_bytes, **beside}
+        told = ", ".join(f"{size:,} B {what}" for what, size in parts.items() if size)
+        text = _too_little(problem, wanted, call, name, budget_bytes, beside_bytes)
+        text += f"; at its end there are {told}" if told else ""
+        if call.outside.peak_bytes:
+            text += f"; between both passes {call.outside.peak_bytes:,} B are for what is outside"
+        raise BudgetError(text)
     plan, check = checked_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
@@ -164,7 +273,11 @@ def plan(
         solve_s=result.solve_s,
         given_bytes=_given_bytes(joint),
         device=device.key or device.name,
+        eager_bytes=eager_bytes,
         is_predicted=is_predicted,
+        outside_bytes=call.outside.peak_bytes if any(call.outside) else None,
+        regions=tuple(part.check(graph, result.schedule) for part in regions),
+        is_loss_missing=joint.has_loss_outside and not any(call.outside),
     )
     return GraphPlan(
         record=record,
@@ -174,22 +287,51 @@ def plan(
     )
 
 
-def _solved(problem: Problem, wanted: BackendOptions) -> SolveResult:
+def _solved(
+    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+) -> SolveResult:
     """Return the schedule that is known of a problem where it will do, else solve."""
     schedules = Schedules(wanted.cache)
-    known = schedules.result(problem, gap=wanted.gap)
+    known = None if regions else schedules.result(problem, gap=wanted.gap)
     if known is not None and is_settled(known, within_s=wanted.time_limit):
         return known
+    shown = of_solve(call.tell)
+
+    def on_progress(progress: SolveProgress) -> bool | None:
+        shown(progress)
+        return None if wanted.on_progress is None else wanted.on_progress(progress)
+
+    call.tell("solving")
+    if regions:
+        return solve_within(
+            problem,
+            regions,
+            gap=wanted.gap,
+            time_limit=call.left_s(),
+            on_progress=on_progress,
+        )
     result = solve(
         problem,
-        time_limit=wanted.time_limit,
+        time_limit=call.left_s(),
         gap=wanted.gap,
         threads=1,
         start=None if known is None else known.schedule,
-        on_progress=wanted.on_progress,
+        on_progress=on_progress,
     )
+    # Another call would not have more time for it.
+    result = replace(result, time_limit_s=wanted.time_limit)
     schedules.keep(result)
     return result
+
+
+def _regions_missed(
+    result: SolveResult, regions: tuple[Region, ...], name: str, budget_bytes: int
+) -> str:
+    told = ", ".join(f"{part.name} {format_bytes(part.limit_bytes)}" for part in regions)
+    return (
+        f"regions: nothing was found for {name} that keeps {told} within "
+        f"{format_bytes(budget_bytes)} ({result.status}): allow more"
+    )
 
 
 def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequence[float]) -> Costs:
@@ -221,27 +363,27 @@ def _copies_bytes(joint: JointGraph) -> int:
         for source in operation.node.all_input_nodes
         if source in joint.mutated
     }
-    return sum(_sizes(read).values())
+    return sum(sizes_of(read).values())
 
 
 def _given_bytes(joint: JointGraph) -> int:
     given = [node for node in joint.arguments if node not in joint.tangents]
-    return sum(_sizes(given).values())
-
-
-def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage that some nodes show, by its key [B]."""
-    keys = ((storage_of(node), node) for node in nodes)
-    return {key: fake(node).untyped_storage().nbytes() for key, node in keys if key is not None}
+    return sum(sizes_of(given).values())
 
 
 def _too_little(
-    problem: Problem, wanted: BackendOptions, name: str, budget_bytes: int, beside_bytes: int
+    problem: Problem,
+    wanted: BackendOptions,
+    call: FirstCall,
+    name: str,
+    budget_bytes: int,
+    beside_bytes: int,
 ) -> str:
-    """Return why a budget cannot be kept, with the least one that can."""
+    """Return why a budget cannot be kept, with the least one that is found quickly."""
+    call.tell("looking for the least budget")
     least = solve(
         replace(problem, ram="100%", minimize="ram"),
-        time_limit=wanted.time_limit,
+        time_limit=REFUSING_S,
         gap=wanted.gap,
         threads=1,
     )

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._dynamo import config
+from torch._guards import CompileContext
 
 from poetmodel.errors import InputError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
+from poetmodel.torch.compiled import stages_shown
 from poetmodel.torch.dynamo.costs import Profiles
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
+from poetmodel.torch.dynamo.outside import abandon
 from poetmodel.torch.dynamo.pages import SlotFile
 from poetmodel.torch.dynamo.planning import (
+    LOSS_OUTSIDE,
     MEASURED,
     BackendOptions,
+    FirstCall,
     GraphPlan,
+    Outside,
     PlanRecord,
     plan,
     write_page,
 )
+from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from torch import fx
 
@@ -32,7 +45,26 @@ if TYPE_CHECKING:
 FORMAT: Final = "poetmodel-backend"
 VERSION: Final = 1
 
+AUTO: Final = "auto"
+"""What lives between both passes is measured in the first step."""
+SILENT_S: Final = 2.0
+"""Time after which a terminal shows what a call does [s]."""
+
 _LOG: Final = logging.getLogger(__name__)
+_RETURN_IT: Final = (
+    "compile the function that returns the loss, or give outside= with its size, or "
+    "outside='auto', which measures it"
+)
+_CHECKPOINTED: Final = (
+    "%s: its model checkpoints itself; the plan takes the place of that, and ram=%s allows more: "
+    "with everything kept it takes %s, with its own checkpoints %s; ram='eager' allows no more"
+)
+_FIRST_STEP: Final = "the first step, which may go over the budget, measures it"
+_MANY: Final = (
+    "a function was compiled for %d shapes, or other values, and PyTorch refuses further ones: pad "
+    "batches to few lengths, drop the last one if it is smaller (drop_last=True), or raise "
+    "torch._dynamo.config.recompile_limit"
+)
 
 
 class GraphPlanner:
@@ -65,12 +97,56 @@ class GraphPlanner:
             wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
+        self._first_bytes: dict[Hashable, int] = {}
+        self._call: FirstCall | None = None
+        self._has_told = False
+
+    @contextmanager
+    def first_call(
+        self, inputs: Sequence[Any] = (), *, before: FirstCall | None = None, **changes: Any
+    ) -> Iterator[FirstCall]:
+        """Plan graphs of one call inside: within one time limit, which a terminal shows.
+
+        Those of the same code and the same parameters are shapes of one function. An earlier call
+        can be repeated with changes.
+        """
+        if self._call is not None:
+            yield self._call
+            return
+        abandon()
+        number = CompileContext.current_compile_id()
+        frame = None if number is None else number.frame_id
+        if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
+            _LOG.warning(_MANY, config.recompile_limit)
+        with stages_shown(after_s=SILENT_S) as tell:
+            until_s = monotonic() + self._wanted.time_limit
+            if before is None:
+                parameters = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
+                before = FirstCall(
+                    function=(frame, *parameters),
+                    first_bytes=self._first_bytes,
+                    until_s=until_s,
+                    outside=self._outside(),
+                )
+            self._call = replace(before, until_s=until_s, tell=tell, **changes)
+            try:
+                yield self._call
+            finally:
+                self._call = None
+
+    def _outside(self) -> Outside:
+        """Return what is reserved for others; what is measured is not known yet."""
+        stated = self._wanted.outside
+        if stated is None or stated == AUTO:
+            return Outside()
+        return Outside(peak_bytes=parse_size(stated, field="outside"))
 
     @property
     def key(self) -> str:
         """Common dependencies of all plans beside their graphs."""
         wanted = self._wanted
         stated = [str(wanted.ram), str(wanted.device), wanted.time_limit, wanted.gap]
+        stated += self._first_bytes.values()  # later shapes have the budget of these
         return digest(host_key(), *stated)
 
     @property
@@ -124,21 +200,37 @@ class GraphPlanner:
             If the budget is too small: says the least that is known to do.
         """
         name = f"graph {len(self._planned)}"
-        profiles = (
-            [operation.profile for operation in joint.operations]
-            if self._is_predicted
-            else self._profiles.of(joint)
-        )
-        planned = plan(
-            joint,
-            profiles,
-            self._wanted,
-            name=name,
-            reserved_bytes=reserved_bytes,
-            is_predicted=self._is_predicted,
-        )
+        with self.first_call() as call:
+            call.tell("finding what operations take")
+            profiles = (
+                [operation.profile for operation in joint.operations]
+                if self._is_predicted
+                else self._profiles.of(joint)
+            )
+            planned = plan(
+                joint,
+                profiles,
+                self._wanted,
+                name=name,
+                call=call,
+                reserved_bytes=reserved_bytes,
+                is_predicted=self._is_predicted,
+            )
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
+        record = planned.record
+        if record.eager_bytes is not None and record.ram_budget_bytes > record.eager_bytes:
+            _LOG.warning(
+                _CHECKPOINTED,
+                name,
+                self._wanted.ram,
+                format_bytes(record.keep_all_bytes),
+                format_bytes(record.eager_bytes),
+            )
+        if record.is_loss_missing and not self._has_told:
+            self._has_told = True
+            remedy = _RETURN_IT if self._wanted.outside is None else _FIRST_STEP
+            _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
         new = rewriter.rewrite(planned.plan.program)
         return new, list(rewriter.saved)

@@ -7,12 +7,11 @@ import sys
 import tempfile
 import weakref
 from contextlib import contextmanager
-from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.autograd.profiler import profile
+from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,6 +60,8 @@ def form_of(*given: Any) -> Hashable:
 
 _MEMORY: Final = "[memory]"
 """Name of the events that tell of memory taken and given back."""
+_MARK: Final = "poetmodel: levels count from here"
+"""Name of an event of our own."""
 _NOTICE: Final = b"USDT:"
 """How lines begin that the profiler writes to stderr on every start and stop."""
 
@@ -76,17 +77,55 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
     CaptureError
         If a profiler is on already: PyTorch has one at a time, and would drop what that has seen.
     """
-    if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - no other way
-        raise CaptureError(
-            "a profiler of PyTorch is on, and memory is measured with another one: compile, or run "
-            "the compiled function once, before it begins"
-        )
-    with _without_notices(), profile(profile_memory=True) as recorded:
+    watch = HeapWatch()
+    try:
         work()
-    events = (event for event in recorded.kineto_results.events() if event.name() == _MEMORY)
-    changes: list[tuple[int, int]] = [(event.start_ns(), event.nbytes()) for event in events]
-    changes.sort(key=itemgetter(0))
-    return max(accumulate((size for _, size in changes), initial=0))
+    finally:
+        (levels,) = watch.end()
+    return max(levels)
+
+
+class HeapWatch:
+    """What PyTorch allocates and frees from here to `end`; raises as `heap_peak_bytes` does."""
+
+    def __init__(self) -> None:
+        if profiler_is_on():
+            raise CaptureError(
+                "a profiler of PyTorch is on, and memory is measured with another one: compile, or "
+                "run the compiled function once, before it begins"
+            )
+        self._recorded = profile(profile_memory=True)
+        with _without_notices():
+            self._recorded.__enter__()
+
+    @staticmethod
+    def mark() -> None:
+        """Begin another part. What was there before the watch is not seen when it goes."""
+        with record_function(_MARK):
+            pass
+
+    def end(self) -> list[list[int]]:
+        """Return for each part how much more there was than when it began, 0 first [B]."""
+        with _without_notices():
+            self._recorded.__exit__(None, None, None)
+        changes: list[tuple[int, int | None]] = [
+            (event.start_ns(), event.nbytes() if event.name() == _MEMORY else None)
+            for event in self._recorded.kineto_results.events()
+            if event.name() in (_MEMORY, _MARK)
+        ]
+        changes.sort(key=itemgetter(0))
+        parts = [[0]]
+        for _, size in changes:
+            if size is None:
+                parts.append([0])
+            else:
+                parts[-1].append(parts[-1][-1] + size)
+        return parts
+
+
+def profiler_is_on() -> bool:
+    """Return whether a profiler of PyTorch is on, which has one at a time."""
+    return bool(torch._C._autograd._profiler_enabled())  # noqa: SLF001 - no other way
 
 
 @contextmanager

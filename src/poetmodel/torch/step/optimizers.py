@@ -152,6 +152,7 @@ class Adam(CountingRule):
     betas: tuple[float, float]
     eps: float
     amsgrad: bool
+    fused: bool | None = None
 
     op: ClassVar[str] = "adam"
     flops: ClassVar[int] = UPDATES["adam"].flops
@@ -160,6 +161,31 @@ class Adam(CountingRule):
 
     def _added(self) -> tuple[tuple[str, ...], int]:
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
+
+    def update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Update a parameter and its moments; the fused kernel, with bits of its own, at once."""
+        if not self.fused:
+            super(Adam, self).update(state, gradient, lr, first=first)
+            return
+        parameter, count, mean, square, *largest = state
+        if gradient.stride() != parameter.stride():  # it goes through memory, not by index
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
+        kernel(
+            [parameter],
+            [gradient],
+            [mean],
+            [square],
+            largest,
+            [count.add_(1)],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=self.amsgrad,
+            maximize=self.maximize,
+        )
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, square, *largest = moments
@@ -374,6 +400,12 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
 def optimizer_faults(optimizer: object) -> Iterator[str]:
     """Yield why the updates of an optimizer cannot be traced, whatever its model is."""
     kind = type(optimizer)
+    if kind is torch.optim.LBFGS:
+        yield (
+            "LBFGS computes the loss as often as it finds that it needs, and a step does so once; "
+            "compile without an optimizer, and call the step in its closure"
+        )
+        return
     if kind not in RULES:
         # A class of the same name may be a user's own.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
@@ -386,13 +418,13 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
     if any(getattr(accepted, name) for name in hooks):
         yield "it has hooks on its steps, which a traced update does not run; remove them"
     for number, group in enumerate(accepted.param_groups):
-        for fault in _group_faults(group):
+        for fault in _group_faults(group, has_fused=issubclass(RULES[kind], Adam)):
             yield f"group {number}: {fault}"
 
 
-def _group_faults(group: Mapping[str, Any]) -> Iterator[str]:
+def _group_faults(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
     for key in ("fused", "capturable", "differentiable"):
-        if group.get(key):
+        if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
     for key, value in group.items():
         numbers = value if key == "betas" else (value,)
@@ -450,7 +482,8 @@ class OptimizerSlot:
             value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
             return value
         if self.key in ("step", "mu_product"):
-            wide = torch.get_default_dtype() == torch.float64
+            fused = self.optimizer.defaults.get("fused")
+            wide = torch.get_default_dtype() == torch.float64 and not fused
             kind = torch.float64 if wide else torch.float32
             return torch.tensor(float(self.key == "mu_product"), dtype=kind, device="cpu")
         first = self.optimizer.defaults["initial_accumulator_value"] if self.key == "sum" else 0.0

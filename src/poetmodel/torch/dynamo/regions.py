@@ -1,0 +1,275 @@
+"""Budgets of parts of a model: what they made that is in RAM when the backward pass begins.
+
+A budget is a row more of the problem, over what stays in RAM until that stage::
+
+    sum(bytes[i] * S_RAM[b, i]) <= budget    i made in the region, b the first backward stage
+
+A storage counts once, with the operation that makes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.fx import traceback
+
+from poetmodel.device.costs import Cost
+from poetmodel.errors import InputError, VerificationError, shown
+from poetmodel.graph import Phase
+from poetmodel.model import build
+from poetmodel.result import Termination
+from poetmodel.solver import solve
+from poetmodel.solver.facade import DEFAULT
+from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish
+from poetmodel.solver.request import Request
+from poetmodel.units import MAX_BYTES, format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    import pyomo.environ as pyo
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
+    from poetmodel.solver.request import SolveProgress
+    from poetmodel.torch.dynamo.joint_graph import JointGraph
+
+_KEY: Final = "poetmodel.region"
+_SHOWN: Final = 8
+"""Modules that a refusal names."""
+_TRIES: Final = 20
+"""How many problems are tried for a schedule that keeps regions."""
+_TRY_S: Final = 3.0
+"""Time to solve each [s]."""
+_GAP: Final = 0.05
+"""Its gap."""
+_LEAST_SHARE: Final = 0.02
+"""Share of its cost at least that counts there of what is to go."""
+_MOST_NODES: Final = 100
+"""Graphs up to so many nodes have a model with the rows of regions."""
+_ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
+"""What Dynamo calls the model itself."""
+
+
+def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[Any]:
+    """Bound what the operations inside of a ``with`` block leave in RAM for the backward pass.
+
+    Parameters
+    ----------
+    ram : str or int
+        The most bytes made inside that are in RAM when the backward pass begins: bytes, ``2MiB``,
+        or a percentage of the same bytes when everything is kept.
+    name : str
+        Blocks of one name and budget are one region.
+
+    Returns
+    -------
+    context manager
+        Use it in what `backend` compiles; elsewhere it does nothing.
+    """
+    block: AbstractContextManager[Any] = traceback.annotate({_KEY: (name, ram)})
+    return block
+
+
+def region_faults(regions: Any) -> Iterator[str]:
+    """Yield what is wrong with budgets by names of modules."""
+    if not isinstance(regions, Mapping | None):
+        yield f"regions: expected budgets by module, such as encoder.*, got {shown(regions)}"
+        return
+    for pattern, ram in (regions or {}).items():
+        try:
+            parse_size(ram, field=f"regions: {pattern}", whole_bytes=MAX_BYTES)
+        except InputError as error:
+            yield from error.faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A part of a model, by what it makes."""
+
+    name: str
+    tensors: frozenset[int]
+    limit_bytes: int
+    stage: int
+    """The first backward stage."""
+
+    def used_bytes(self, graph: Graph, schedule: Schedule) -> int:
+        """Return what of it is in RAM when the backward pass begins [B]."""
+        held = {i for t, i in schedule.S_RAM if t == self.stage}
+        return sum(graph.tensor_bytes[i] for i in self.tensors & held)
+
+    def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:
+        """Return what is too much of that [B]."""
+        return max(0, self.used_bytes(graph, schedule) - self.limit_bytes)
+
+    def check(self, graph: Graph, schedule: Schedule) -> str:
+        """Return how a schedule keeps its budget, as a phrase; raise if it does not."""
+        used_bytes = self.used_bytes(graph, schedule)
+        told = f"{self.name} {format_bytes(used_bytes)} of {format_bytes(self.limit_bytes)}"
+        if used_bytes > self.limit_bytes:
+            raise VerificationError(f"region {told}")
+        return told
+
+
+def regions_of(
+    joint: JointGraph, graph: Graph, wanted: Mapping[str, str | int] | None
+) -> tuple[Region, ...]:
+    """Return the regions of a graph: those by name of modules, and those of ``with`` blocks."""
+    phases = [operation.phase for operation in joint.operations]
+    if joint.is_inference or Phase.BACKWARD not in phases:
+        return ()
+    stage = phases.index(Phase.BACKWARD)
+    budgets: dict[tuple[str, str | int], set[int]] = {
+        (name, ram): set() for name, ram in (wanted or {}).items()
+    }
+    modules = set()
+    for operation in joint.operations[:stage]:
+        meta = operation.node.meta
+        stack = (meta.get("nn_module_stack") or {}).values()
+        paths = [_ROOT.sub("", str(path)) for path, _ in stack]
+        modules.update(paths)
+        for (name, _), made in budgets.items():
+            if any(fnmatchcase(path, name) for path in paths):
+                made.update(operation.storages)
+        own = (meta.get("custom") or {}).get(_KEY)
+        if own is not None:
+            budgets.setdefault(tuple(own), set()).update(operation.storages)
+    missed = [name for (name, _), made in budgets.items() if not made]
+    if missed:
+        raise InputError(
+            f"regions: {shown(name)} is no module that makes something; there are "
+            f"{', '.join(sorted(filter(None, modules))[:_SHOWN])}"
+            for name in missed
+        )
+    return tuple(
+        _region(graph, stage, name, ram, frozenset(made)) for (name, ram), made in budgets.items()
+    )
+
+
+def _region(graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]) -> Region:
+    kept = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
+    whole_bytes = sum(graph.tensor_bytes[i] for i in kept)
+    limit_bytes = parse_size(ram, field=f"region {name}", whole_bytes=whole_bytes)
+    return Region(name=name, tensors=tensors, limit_bytes=limit_bytes, stage=stage)
+
+
+def solve_within(
+    problem: Problem,
+    regions: tuple[Region, ...],
+    *,
+    gap: float,
+    time_limit: float,
+    on_progress: Callable[[SolveProgress], bool | None],
+) -> SolveResult:
+    """Solve a problem with the rows of regions; without a schedule where none was found.
+
+    The bound without these rows holds with them, too. A small graph has a model with them.
+    """
+    end_s = monotonic() + time_limit
+    result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
+    schedule = None if result.schedule is None else _kept(problem, regions, result.schedule, end_s)
+    if schedule is None or schedule == result.schedule:
+        return replace(result, schedule=schedule)
+    left_s = end_s - monotonic()
+    if len(problem.graph.nodes) <= _MOST_NODES and left_s > 0:
+        proved = solve(_stated(problem, regions), time_limit=left_s, gap=gap, start=schedule)
+        if proved.schedule is not None:
+            return replace(proved, objective_bound=max(proved.proven_bound, result.proven_bound))
+    request = Request(time_limit_s=time_limit, gap=gap)
+    outcome = Outcome(
+        termination=Termination.TIME_LIMIT,
+        candidate=accepted(problem, schedule),
+        bound=result.proven_bound - problem.objective.baseline,
+    )
+    return finish(problem, request, outcome, formulation=DEFAULT)
+
+
+def _kept(
+    problem: Problem, regions: tuple[Region, ...], first: Schedule, end_s: float
+) -> Schedule | None:
+    """Return the best schedule that keeps regions of those found in time.
+
+    Tried are problems with less RAM at the stage where they count: by what regions have too much,
+    then halfway between the most that was too little and the least that was enough. What is made in
+    regions that have too much costs half as much in the next, so that it is what goes.
+    """
+    graph, stage = problem.graph, regions[0].stage
+    found: Schedule | None = first
+    best: Candidate | None = None
+    taken_bytes = least_bytes = 0
+    enough_bytes: int | None = None
+    weights = dict.fromkeys(regions, 1.0)
+    for _ in range(_TRIES):
+        excess = [(part, part.excess_bytes(graph, found)) for part in regions if found is not None]
+        excess_bytes = sum(more for _, more in excess)
+        for part, more in excess:
+            weights[part] = (
+                max(_LEAST_SHARE, weights[part] / 2) if more else min(1.0, weights[part] * 1.5)
+            )
+        if excess_bytes and found is not None:
+            least_bytes = max(least_bytes, taken_bytes)
+            held_bytes = sum(graph.tensor_bytes[i] for t, i in found.S_RAM if t == stage)
+            taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
+        else:
+            candidate = accepted(problem, found)
+            if found is first:
+                return found
+            if candidate is not None and (best is None or candidate.value < best.value):
+                best = candidate
+            enough_bytes = taken_bytes
+        if enough_bytes is not None:
+            taken_bytes = (least_bytes + enough_bytes) // 2
+        left_s = min(_TRY_S, end_s - monotonic())
+        if left_s <= 0:
+            break
+        found = _tried(problem, taken_bytes, weights, left_s)
+    return None if best is None else best.schedule
+
+
+def _tried(
+    problem: Problem, taken_bytes: int, weights: Mapping[Region, float], time_s: float
+) -> Schedule | None:
+    """Return a schedule for less RAM at the stage, where what regions make costs a share."""
+    graph, compute = problem.graph, dict(problem.costs.compute)
+    stage = next(iter(weights)).stage
+    node = graph.nodes[stage]
+    node = replace(node, workspace_bytes=max(node.workspace_bytes, taken_bytes))
+    nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
+    for part, share in weights.items():
+        for name in {graph.nodes[graph.node_of[i]].name for i in part.tensors}:
+            own = compute[name]
+            compute[name] = Cost(own.time_s * share, own.energy_j * share)
+    tried = replace(
+        problem,
+        graph=replace(graph, nodes=nodes),
+        costs=replace(problem.costs, compute=compute),
+        ram=problem.ram_budget_bytes,
+    )
+    found = solve(tried, time_limit=time_s, gap=_GAP).schedule
+    return None if found is None else replace(found, identity=None)
+
+
+def _stated(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
+    """Return a model of a problem with the rows of regions."""
+    import pyomo.environ as pyo
+
+    model = build(problem, memory_rows=False)
+    model.regions = pyo.ConstraintList()
+    for part in regions:
+        sizes = problem.graph.tensor_bytes
+        kept = [
+            sizes[i] * model.S_RAM[part.stage, i]
+            for i in sorted(part.tensors)
+            if sizes[i] and (part.stage, i) in model.S_RAM
+        ]
+        if kept:
+            model.regions.add(sum(kept) <= part.limit_bytes)
+    return model
