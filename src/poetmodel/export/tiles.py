@@ -99,6 +99,8 @@ class _Tiling:
     ) -> None:
         self.whole, self.graph, self.beside = step, step.graph, beside
         self._kept, self._tile_bytes = kept, tile_bytes
+        self._given = {} if beside is None else beside.shared_with(step)
+        """The slices of state that is not of this graph."""
         self._channels = [[channels_in(call) for call in calls] for calls in step.calls]
         self._layouts: dict[str, Layout] = {}
         self._totals: dict[str, int] = {}
@@ -118,6 +120,11 @@ class _Tiling:
         for name, parts in self.slices.items():
             self._sizes.update((self._name(name, p), self._buffer(name, p).bytes) for p in parts)
 
+    def shared_with(self, inference: LoweredStep) -> dict[str, tuple[Range, ...]]:
+        """Return the slices of the state that an inference reads."""
+        shared = self.slices.keys() & self.whole.values.keys() & inference.buffers.keys()
+        return {name: self.slices[name] for name in shared}
+
     # -- which buffers have channels, and which of these are in slices -------------------------------
 
     def _find_layouts(self) -> None:
@@ -130,9 +137,8 @@ class _Tiling:
                 if plain and shape and shape[0] > 1 and whole.elements % shape[0] == 0:
                     self._layouts[first.buffer] = Layout(shape[0], whole.elements // shape[0])
         else:
-            shared = self.whole.buffers.keys() & self.beside.whole.values.keys()
             known = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
-            self._layouts.update((name, layout) for name, layout in known if name in shared)
+            self._layouts.update((name, layout) for name, layout in known if name in self._given)
         # Products come last: of two factors that have channels a result has those of its weights.
         found = [c for of_node in self._channels for c in of_node if c is not None]
         for calls in ([c for c in found if not c.is_product], found):
@@ -174,7 +180,7 @@ class _Tiling:
             for name in self._layouts
             if (name in self.graph.tensor_index) and name not in self._kept
         }
-        theirs = set() if self.beside is None else set(self.beside.slices)
+        theirs = set(self._given)
         for node, calls, found in zip(
             self.graph.nodes, self.whole.calls, self._channels, strict=True
         ):
@@ -250,16 +256,15 @@ class _Tiling:
         return self.whole.buffers[name].bytes > self._tile_bytes
 
     def _slices(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
-        theirs = {} if self.beside is None else self.beside.slices
         members = defaultdict(list)
         for name in sorted(self._is_free):
             members[self._groups.find(name)].append(name)
         for names in members.values():
-            given = {theirs[name] for name in names if name in theirs}
+            given = {self._given[name] for name in names if name in self._given}
             channels = self._layouts[names[0]].channels
             most = max(self.whole.buffers[name].bytes for name in names)
             if len(given) > 1:
-                raise _Unsliceable(name for name in names if name in theirs)
+                raise _Unsliceable(name for name in names if name in self._given)
             if given:
                 yield from ((name, *given) for name in names)
             elif most > self._tile_bytes and channels > BLOCK:
@@ -341,7 +346,9 @@ class _Tiling:
             if name in self.slices:
                 views[number] = name, d
                 axis = self._groups.find(name), d in results
-                if axes.setdefault(d, axis) != axis:
+                if axis in (of for other, of in axes.items() if other != d):
+                    axis = axis[0], not axis[1]
+                if axes.setdefault(d, axis)[0] != axis[0]:
                     raise _Unsliceable({name})
         return _Sliced(call=call, channels=split, views=views, axes=axes)
 
