@@ -45,6 +45,8 @@ DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
 NO_TILES: Final = "none"
 AUTO: Final = "auto"
+MOST_TILES: Final = 64
+"""In how many tiles the largest tensor is at most where their size is chosen."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -324,7 +326,7 @@ def chosen_tiles(
     largest = max(step.graph.tensor_bytes)
     sizes = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
     for size in sorted((size for size in sizes if size < largest), reverse=True):
-        if least <= room_bytes:
+        if least <= room_bytes or MOST_TILES * size < largest:
             break
         found = tiled(step, size)
         needed = needed_bytes(found, device, paging=paging)

@@ -218,8 +218,9 @@ def _as_now(call: Call) -> Call:
     sizes = len(ConvolutionSizes._fields)
     if not call.kernel.startswith(("pm_conv2d", "pm_depthwise")):
         return call
-    arguments = [(*a, 0) if isinstance(a, tuple) and len(a) == sizes - 1 else a
-                 for a in call.arguments]
+    arguments = [
+        (*a, 0) if isinstance(a, tuple) and len(a) == sizes - 1 else a for a in call.arguments
+    ]
     more = [0] * (call.kernel == "pm_conv2d" and len(arguments) < len(parameters(call.kernel)))
     return replace(call, arguments=(*arguments, *more))
 

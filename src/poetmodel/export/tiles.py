@@ -161,7 +161,12 @@ class _Tiling:
                 continue
             within = split.loops.sizes[d] // layout.channels
             for other, (of, steps) in enumerate(zip(refs, split.loops.steps, strict=True)):
-                if not steps[d] or of.offset or of.buffer in self._layouts or of.buffer == WORKSPACE:
+                if (
+                    not steps[d]
+                    or of.offset
+                    or of.buffer in self._layouts
+                    or of.buffer == WORKSPACE
+                ):
                     continue
                 there = Layout(layout.channels, within * steps[d])
                 total = channels.total(other, self.whole.buffers[of.buffer].elements)
@@ -362,9 +367,7 @@ class _Tiling:
                 tensor = Tensor(name=tile, bytes=self._bytes(name, part))
                 yield _Piece(k, replace(node, name=tile, outputs=(tensor,)), ())
             return
-        sliced = [
-            self._sliced(call, c) for call, c in zip(calls, self._channels[k], strict=True)
-        ]
+        sliced = [self._sliced(call, c) for call, c in zip(calls, self._channels[k], strict=True)]
         ranges: dict[Axis, tuple[Range, ...]] = {}
         for call in filter(None, sliced):
             for name, d in call.views.values():
@@ -390,9 +393,7 @@ class _Tiling:
             for j, (call, own) in enumerate(zip(calls, sliced, strict=True)):
                 others = (axis for axis in axes if own is None or axis not in own.axes.values())
                 # What has no slices comes with the first one of what comes after it, or the last.
-                if all(
-                    at[a] == (0 if j < using[a][0] else len(ranges[a]) - 1) for a in others
-                ):
+                if all(at[a] == (0 if j < using[a][0] else len(ranges[a]) - 1) for a in others):
                     part = {axis: ranges[axis][n] for axis, n in at.items()}
                     made = call if own is None else self._part(own, part)
                     if made is None:
