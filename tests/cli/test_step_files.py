@@ -151,12 +151,11 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
     assert block["proven"]
     least = int(block["value"]) + found["reserved_bytes"]
     assert f"--ram {least}B of 'poetmodel export'" in " ".join(exported.out.split())
-    less = invoke(
-        *("export", tmp_path / step, *BOARD, *more, "--ram", f"{least - 1}B", "--out", folder)
-    )
+    whole = ("export", tmp_path / step, *BOARD, *more, "--tile", "none", "--out", folder)
+    less = invoke(*whole, "--ram", f"{least - 1}B")
     assert less.status in (1, 2)
     assert "proved" in less.err or f"give at least {least:,} B" in less.err
-    done = invoke("export", tmp_path / step, *BOARD, *more, "--ram", f"{least}B", "--out", folder)
+    done = invoke(*whole, "--ram", f"{least}B")
     assert done.status == 0, done.err
     needs(Target.M4)
     batch = np.ones(64, np.float32).tobytes() + np.array([1], np.int32).tobytes()

@@ -159,11 +159,8 @@ def _remedies(source: options.GraphOptions, result: SolveResult) -> Iterator[str
 
     name = source.model if source.graph is None else source.graph
     if is_step_file(name) and result.status == Status.INFEASIBLE:
-        whole = source.tile in (None, "none")
-        yield (
-            f"this is proved of the {'whole step' if whole else f'step in tiles of {source.tile}'}; "
-            "--tile auto looks for tiles in which it fits"
-        )
+        tiles = "whole" if source.tile in (None, "none") else f"in tiles of {source.tile}"
+        yield f"proved of the step {tiles}; --tile auto looks for tiles in which it fits"
     room, device = result.room, result.problem.costs.device
     shape = source.shape
     if room is None or device is None or room.fits or not room.resident_bytes or shape.state:

@@ -1,4 +1,4 @@
-"""Calls of kernels for some channels of their tensors: which loops go over channels, and the parts."""
+"""Calls of kernels for some channels of their tensors: loops over channels, and parts of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Channels:
         """Return which dimension is the channels of a tensor, and nothing else, or within one."""
         pairs = enumerate(zip(self.loops.sizes, self.loops.steps[number], strict=True))
         for d, (size, step) in pairs:
-            if 0 < step and size * step == layout.span and layout.step % step == 0:
+            if step > 0 and size * step == layout.span and layout.step % step == 0:
                 return d
         return None
 
@@ -112,29 +112,25 @@ class Channels:
 
         Tensors are whole, but for those that `views` has.
         """
-        loops, refs, all_steps = self.loops, [], []
-        sizes = list(loops.sizes)
+        loops, sizes = self.loops, list(self.loops.sizes)
         for d, (first, end, channels) in ranges.items():
             sizes[d] = sizes[d] // channels * (end - first)
+        refs, all_steps = [], []
         for number, (ref, steps) in enumerate(zip(loops.refs, loops.steps, strict=True)):
-            view, offset, new = views.get(number), ref.offset, list(steps)
+            view, offset = views.get(number), ref.offset
             for d, (first, _, channels) in ranges.items():
                 there = view.first if view is not None and view.dimension == d else 0
                 offset += (first - there) * (loops.sizes[d] // channels) * steps[d]
-            for d, step in enumerate(steps):
-                if view is None or d == view.dimension or step < view.layout.step:
-                    continue
-                if step % view.layout.span == 0:
-                    new[d] = step // view.layout.channels * view.count
-                elif loops.sizes[d] != 1:
-                    return None
+            new = steps if view is None else self._steps_in(steps, view)
+            if new is None:
+                return None
             if number == self.bits:
                 inside = zip(sizes, new, _steps(sizes), strict=True)
                 if offset % _BYTE or any(n > 1 and step != one for n, step, one in inside):
                     return None
                 offset //= _BYTE
             refs.append(Ref(ref.buffer, offset))
-            all_steps.append(tuple(new))
+            all_steps.append(new)
         goes_on = [self.sums[d] for d, (first, _, _) in ranges.items() if first and d in self.sums]
         made = replace(loops, sizes=tuple(sizes), refs=tuple(refs), steps=tuple(all_steps))
         write = _FORMS[_form(loops.call)][1] if _form(loops.call) else Loops.as_call
@@ -143,6 +139,18 @@ class Channels:
             return None
         arguments = [1 if k in goes_on else a for k, a in enumerate(call.arguments)]
         return replace(call, arguments=tuple(arguments))
+
+    def _steps_in(self, steps: Numbers, view: View) -> Numbers | None:
+        """Return the steps in a slice; None where some go past channels that are not in it."""
+        new, layout = list(steps), view.layout
+        for d, step in enumerate(steps):
+            if d == view.dimension or step < layout.step:
+                continue
+            if step % layout.span == 0:
+                new[d] = step // layout.channels * view.count
+            elif self.loops.sizes[d] != 1:
+                return None
+        return tuple(new)
 
 
 def channels_in(call: Call) -> Channels | None:
@@ -198,7 +206,7 @@ def _loops(call: Call, sizes: Numbers, steps: Mapping[str, Numbers]) -> Loops:
     return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=own)
 
 
-# -- updates and masks ---------------------------------------------------------------------------
+# -- updates and masks -----------------------------------------------------------------------------
 
 
 def _read_update(call: Call) -> Loops:
@@ -224,7 +232,7 @@ def _write_bits(loops: Loops) -> Call | None:
     return None if table is None else _with(loops, {"shape": table})
 
 
-# -- planes --------------------------------------------------------------------------------------
+# -- planes ----------------------------------------------------------------------------------------
 
 
 def _read_planes(call: Call) -> Loops:
@@ -259,7 +267,7 @@ def _write_bias_gradient(loops: Loops) -> Call | None:
     return _with(loops, {"count": loops.sizes[1], **dict(zip(names, loops.steps[1], strict=True))})
 
 
-# -- convolutions: loops over the batch, output channels, input channels, rows and columns ----------
+# -- convolutions: loops over the batch, output channels, input channels, rows and columns ---------
 
 
 def _read_convolution(call: Call) -> Loops | None:
@@ -351,7 +359,7 @@ _PLANES: Final = {
     "pm_bilinear2d": ("out", "x"),
     "pm_bilinear2d_backward": ("dx", "dy"),
 }
-"""Kernels that act on each channel, and whose steps ``steps`` has; all else has one of a channel."""
+"""Kernels that act on channels: whose steps ``steps`` has; all else has a number a channel."""
 _NUMBERS: Final = frozenset(("steps", "product"))
 """Single numbers that updates read."""
 _OTHERS: Final = frozenset(("outer", "bags", "batches"))

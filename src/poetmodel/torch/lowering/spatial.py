@@ -112,7 +112,7 @@ def _layer(
     if seen and not padded and groups == 1 and layer.is_plain:
         # A window of the size of the image: a product with all of its elements, as they lie.
         every = math.prod(shapes[0][1:])
-        sizes = ConvolutionSizes(every, 1, 1, sizes.results, *[1] * 6, 0, 0, 1, 1, 1)
+        sizes = ConvolutionSizes(every, 1, 1, sizes.results, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
         layer = replace(layer, sizes=sizes)
     return layer
 
