@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.export.kernels import changed
-from poetmodel.export.slices import Layout, View
+from poetmodel.export.slices import ChannelLayout, View
 from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Node, Tensor
 
@@ -39,7 +39,7 @@ class Slices:
     """The buffers of a step that are in slices of channels."""
 
     whole: LoweredStep
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, ChannelLayout]
     totals: Mapping[str, int]
     """Of masks: how many bits they have."""
     of: Mapping[str, tuple[Range, ...]]
@@ -147,7 +147,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PieceCalls:
     """What a node computes for a slice on each of its axes."""
 
     at: Mapping[Axis, int]
@@ -190,7 +190,7 @@ class Expansion:
         named = {name for call in self._calls for name in call.buffers}
         return UnsliceableError(named & self._slices.of.keys())
 
-    def _made_parts(self) -> Iterator[_Part]:
+    def _made_parts(self) -> Iterator[_PieceCalls]:
         using = {
             axis: [j for j, call in enumerate(self._sliced) if call and axis in call.axes.values()]
             for axis in self._axes
@@ -209,7 +209,7 @@ class Expansion:
                     if made is None:
                         raise self._stuck
                     calls.append(made)
-            yield _Part(at, tuple(calls))
+            yield _PieceCalls(at, tuple(calls))
 
     def _parts_of(self, unit: str) -> list[int]:
         """Return the parts that write to a result."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.export.step import Argument
 
 
-class Layout(NamedTuple):
+class ChannelLayout(NamedTuple):
     """How the channels of a buffer lie: elements of the first, then of the next, and again."""
 
     channels: int
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 class View:
     """Some of the channels of a buffer, which a call goes through: those that are there."""
 
-    layout: Layout
+    layout: ChannelLayout
     dimension: int
     """Of the loops."""
     first: int
@@ -76,7 +76,7 @@ class Channels:
         """Return how many elements a tensor has: bits, of a mask."""
         return prod(self.loops.sizes) if number == self.bits else elements
 
-    def dimension(self, number: int, layout: Layout) -> int | None:
+    def dimension(self, number: int, layout: ChannelLayout) -> int | None:
         """Return which dimension is the channels of a tensor, and nothing else, or within one."""
         pairs = enumerate(zip(self.loops.sizes, self.loops.steps[number], strict=True))
         for d, (size, step) in pairs:
@@ -84,7 +84,7 @@ class Channels:
                 return d
         return None
 
-    def split(self, number: int, layout: Layout) -> Channels:
+    def split(self, number: int, layout: ChannelLayout) -> Channels:
         """Return loops in which the channels of a tensor are a dimension, if they can be."""
         loops = self.loops
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):

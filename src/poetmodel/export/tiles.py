@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.export.fusing import fused, parted
 from poetmodel.export.kernels import changed
 from poetmodel.export.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
-from poetmodel.export.slices import Channels, Layout, channels_in
+from poetmodel.export.slices import ChannelLayout, Channels, channels_in
 from poetmodel.export.step import WORKSPACE, Call, LoweredStep, Ref
 from poetmodel.graph import Tensor
 
@@ -78,7 +78,7 @@ class _Tiling:
         self._given = {} if beside is None else beside.shared_with(step)
         """The slices of state that is not of this graph."""
         self._channels = [[channels_in(call) for call in calls] for calls in step.calls]
-        self._layouts: dict[str, Layout] = {}
+        self._layouts: dict[str, ChannelLayout] = {}
         self._totals: dict[str, int] = {}
         self._find_layouts()
         self._is_free = self._free()
@@ -101,7 +101,9 @@ class _Tiling:
                 whole = self.whole.buffers[first.buffer]
                 plain = not more and value.strides is None and first.offset == 0
                 if plain and shape and shape[0] > 1 and whole.elements % shape[0] == 0:
-                    self._layouts[first.buffer] = Layout(shape[0], whole.elements // shape[0])
+                    self._layouts[first.buffer] = ChannelLayout(
+                        shape[0], whole.elements // shape[0]
+                    )
         else:
             known = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
             self._layouts.update((name, layout) for name, layout in known if name in self._given)
@@ -134,7 +136,7 @@ class _Tiling:
                     or of.buffer == WORKSPACE
                 ):
                     continue
-                there = Layout(layout.channels, within * steps[d])
+                there = ChannelLayout(layout.channels, within * steps[d])
                 total = channels.total(other, self.whole.buffers[of.buffer].elements)
                 if total % there.span == 0:
                     self._layouts[of.buffer] = there
