@@ -1,5 +1,6 @@
 """Tiles: a step whose larger tensors are in slices of channels has the bits of the whole one."""
 
+import json
 from itertools import product
 
 import numpy as np
@@ -14,6 +15,7 @@ from kit.traced_models import Through
 from poetmodel.device.io import load_device
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.exporting import chosen_tiles, export_step, in_tiles, needed_bytes
+from poetmodel.export.io import load_step, save_step
 from poetmodel.export.step import Ref
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import Phase, floor
@@ -326,3 +328,18 @@ def test_auto_is_the_largest_size_that_fits(tmp_path):
         export_step(step, tmp_path / "none", ram="14KiB", tile="none")
     with pytest.raises(BudgetError, match=r"one node alone of the step, in tiles of \d"):
         export_step(step, tmp_path / "less", ram="8KiB")
+
+
+def test_step_files_of_earlier_kernels_are_read(tmp_path):
+    """Convolutions had no step of filters, and none that went on with sums."""
+    step, path = lowered(convolutions), tmp_path / "net.step.json"
+    save_step(step, path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for call in (call for calls in document["calls"] for call in calls):
+        if call["kernel"].startswith("pm_conv2d"):
+            for listed in (a for a in call["arguments"] if isinstance(a, list)):
+                del listed[15:]
+            if call["kernel"] == "pm_conv2d":
+                del call["arguments"][-1]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert load_step(path).calls == step.calls

@@ -101,7 +101,8 @@ def in_sizes(
         paging = not limits.no_paging and device.storage is not None
         size, _ = chosen_tiles(step, AUTO, device, room_bytes=room, paging=paging)
         tile = NO_TILES if size is None else f"{size}B"
-        print_warnings([f"--tile {tile}: what auto is for {format_bytes(ram_bytes)}"])
+        found = f"--tile {tile} is what auto chooses for {format_bytes(ram_bytes)}"
+        print_warnings([found], kind="hint")
         source = replace(source, tile=tile)
     return source, replace(limits, ram=ram)
 

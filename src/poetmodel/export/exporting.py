@@ -45,8 +45,8 @@ DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
 NO_TILES: Final = "none"
 AUTO: Final = "auto"
-MOST_TILES: Final = 64
-"""In how many tiles the largest tensor is at most where their size is chosen."""
+MOST_NODES: Final = 5000
+"""A step of more nodes is not looked at where the size of tiles is chosen."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -326,9 +326,11 @@ def chosen_tiles(
     largest = max(step.graph.tensor_bytes)
     sizes = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
     for size in sorted((size for size in sizes if size < largest), reverse=True):
-        if least <= room_bytes or MOST_TILES * size < largest:
+        if least <= room_bytes:
             break
         found = tiled(step, size)
+        if len(found.graph.nodes) > MOST_NODES:
+            break
         needed = needed_bytes(found, device, paging=paging)
         if needed < least:
             best, least = (size, found), needed

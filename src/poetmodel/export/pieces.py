@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.export.kernels import changed
-from poetmodel.export.slices import ChannelLayout, View
+from poetmodel.export.slices import BYTE, ChannelLayout, View
 from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Node, Tensor
 
@@ -67,7 +67,7 @@ class Slices:
         total = self.totals.get(name, whole.elements)
         elements = total // self.layouts[name].channels * (part[1] - part[0])
         if total != whole.elements:
-            elements = -(-elements // -(-total // whole.elements))
+            elements = -(-elements // BYTE)
         return replace(whole, elements=elements)
 
     def buffers(self) -> dict[str, Buffer]:
@@ -183,7 +183,8 @@ class Expansion:
             for part in slices.parts(name)
         }
         """The slices of results: tensors of the whole step, their buffers and channels."""
-        self._writers = {unit: self._parts_of(unit) for unit in self._units}
+        self._writers = self._found_writers()
+        """The parts that write to each."""
 
     @property
     def _stuck(self) -> UnsliceableError:
@@ -211,12 +212,14 @@ class Expansion:
                     calls.append(made)
             yield _PieceCalls(at, tuple(calls))
 
-    def _parts_of(self, unit: str) -> list[int]:
-        """Return the parts that write to a result."""
-        parts = [p for p, part in enumerate(self._parts) if unit in part.written]
-        if len(parts) > 1 and self._units[unit][0].replaces is not None:
+    def _found_writers(self) -> dict[str, list[int]]:
+        writers: dict[str, list[int]] = {unit: [] for unit in self._units}
+        for p, part in enumerate(self._parts):
+            for unit in part.written & writers.keys():
+                writers[unit].append(p)
+        if any(len(ps) > 1 and self._units[u][0].replaces is not None for u, ps in writers.items()):
             raise self._stuck
-        return parts or [len(self._parts) - 1]
+        return {unit: parts or [len(self._parts) - 1] for unit, parts in writers.items()}
 
     def _version(self, unit: str, p: int) -> str:
         """Return the name of a result after a part."""

@@ -126,9 +126,9 @@ class Channels:
                 return None
             if number == self.bits:
                 inside = zip(sizes, new, _steps(sizes), strict=True)
-                if offset % _BYTE or any(n > 1 and step != one for n, step, one in inside):
+                if offset % BYTE or any(n > 1 and step != one for n, step, one in inside):
                     return None
-                offset //= _BYTE
+                offset //= BYTE
             refs.append(Ref(ref.buffer, offset))
             all_steps.append(new)
         goes_on = [self.sums[d] for d, (first, _, _) in ranges.items() if first and d in self.sums]
@@ -333,7 +333,8 @@ def _four(steps: Numbers, role: str) -> Numbers:
     )
 
 
-_BYTE: Final = 8
+BYTE: Final = 8
+"""Bits of a mask in one of its elements."""
 _ROLES: Final = {"out": "y", "dy": "y", "x": "x", "dx": "x", "w": "w", "dw": "w"}
 """What the pointers of convolutions are: input, output, weights."""
 _CONVOLUTIONS: Final = {
