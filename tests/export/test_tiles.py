@@ -116,7 +116,57 @@ def encoder():
     return model, functional.mse_loss, (torch.randn(2, 5, 8), torch.randn(2, 5, 8))
 
 
-NETWORKS = (residual, single, channels, evaluated, pools, wider, convolutions, autoencoder, encoder)
+class Twice(nn.Module):
+    """A pointwise convolution that is used twice, and a path around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.last, self.head = nn.Conv2d(16, 8, 3, padding=2, dilation=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        first = functional.relu(self.first(x))
+        x = self.second(functional.silu(self.second(first)))
+        x = self.last(torch.cat([first, x * torch.sigmoid(x.mean((2, 3), keepdim=True))], 1))
+        return self.head(x.amax((2, 3)))
+
+
+def twice():
+    """Return a network with a weight whose gradient is a sum of two."""
+    return Twice(), functional.cross_entropy, (torch.randn(2, 2, 8, 8), LABELS)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.LSTM(6, 12, batch_first=True), nn.Linear(12, 4)
+
+    def forward(self, x):
+        """Return four numbers for each sequence."""
+        return self.head(self.rows(x)[0][:, -1])
+
+
+def recurrent():
+    """Return a network whose weights all steps of a sequence read."""
+    return Recurrent(), functional.cross_entropy, (torch.randn(2, 5, 6), LABELS)
+
+
+NETWORKS = (
+    twice,
+    recurrent,
+    residual,
+    single,
+    channels,
+    evaluated,
+    pools,
+    wider,
+    convolutions,
+    autoencoder,
+    encoder,
+)
 
 
 def lowered(network, optimizer="sgd", **options):
@@ -191,10 +241,11 @@ def check_same(step, tile_bytes):
 @pytest.mark.parametrize(
     ("network", "optimizer", "tile_bytes"),
     rotating(
-        product(NETWORKS, OPTIMIZERS, (1500, 300)),
+        product(NETWORKS, OPTIMIZERS, (800, 300)),
         {
-            (residual, "adam", 300), (single, "sgd", 300), (channels, "gradients", 1500),
-            (pools, "momentum", 300), (wider, "sgd", 1500), (evaluated, "amsgrad", 1500),
+            (residual, "adam", 300), (single, "sgd", 300), (channels, "gradients", 800),
+            (pools, "momentum", 300), (twice, "gradients", 300), (recurrent, "sgd", 800),
+            (wider, "sgd", 800), (evaluated, "amsgrad", 800),
         },
     ),
 )  # fmt: skip

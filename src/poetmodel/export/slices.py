@@ -118,12 +118,12 @@ class Channels:
         refs, all_steps = [], []
         for number, (ref, steps) in enumerate(zip(loops.refs, loops.steps, strict=True)):
             view, offset = views.get(number), ref.offset
-            for d, (first, _, channels) in ranges.items():
-                there = view.first if view is not None and view.dimension == d else 0
-                offset += (first - there) * (loops.sizes[d] // channels) * steps[d]
             new = steps if view is None else self._steps_in(steps, view)
             if new is None:
                 return None
+            for d, (first, _, channels) in ranges.items():
+                there = view.first if view is not None and view.dimension == d else 0
+                offset += (first - there) * (loops.sizes[d] // channels) * new[d]
             if number == self.bits:
                 inside = zip(sizes, new, _steps(sizes), strict=True)
                 if offset % BYTE or any(n > 1 and step != one for n, step, one in inside):
