@@ -25,7 +25,7 @@ from poetmodel.export.board import (
     run,
 )
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import export_step, in_tiles
+from poetmodel.export.exporting import AUTO, NO_TILES, export_step, in_tiles
 from poetmodel.export.step import Weights
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import Status
@@ -68,7 +68,7 @@ PLACES: Final = (
 """Boards and how much of their RAM may be taken; None: all of it."""
 SOLVE_S: Final = 20.0
 """Limit of each solve [s]."""
-TILES: Final = (None, "32KiB", "8KiB")
+TILES: Final = (NO_TILES, AUTO, "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
 """The RAM of the emulated boards, in which everything is kept."""
@@ -226,7 +226,8 @@ def _exported(
     ways = product(TILES if free else TILES[:1], (False, True) if in_place else (False,))
     for tile, commit in ways:
         begun = time.perf_counter()
-        outcome: dict[str, Any] = {"tile": tile, "commit": commit, "answer": NO, "reason": ""}
+        outcome: dict[str, Any] = {"commit": commit, "answer": NO, "reason": ""}
+        outcome["tile"] = None if tile == NO_TILES else tile
         options |= {"tile": tile, "commit": commit}
         deployment = None
         try:
@@ -234,13 +235,16 @@ def _exported(
                 step, folder, time_limit=wanted.solve_s, gap=wanted.gap, **options
             )
             outcome["answer"] = YES
+            if deployment.tile_bytes is not None:
+                outcome["tile"] = f"{deployment.tile_bytes / 1024:g}KiB"
             if in_place and not commit and deployment.written_bytes:
                 outcome |= {"answer": NO, "reason": "state on flash needs commits"}
                 deployment = None
         except FlashError as error:
             outcome["reason"] = str(error)
         except BudgetError as error:
-            outcome |= {"reason": str(error), **_largest(in_tiles(step, tile), wanted.board)}
+            found = step if tile == AUTO else in_tiles(step, tile)
+            outcome |= {"reason": str(error), **_largest(found, wanted.board)}
         except NoScheduleError as error:
             reason = _homeless(step, error.result.problem)
             proved = bool(reason) or error.result.status is Status.INFEASIBLE

@@ -111,6 +111,29 @@ def test_tiles_are_those_of_export(train, tmp_path):
     assert "PyTorch's kernels" in invoke("trace", train, "--optimizer", "sgd").out
 
 
+@pytest.mark.torch
+def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
+    """``limits`` has the floor of both, and refusals name the step; RAM is a share of the whole."""
+    step, train = tmp_path / "net.step.json", f"{train}:images"
+    made = invoke("export", train, "--optimizer", "sgd", "--target", "step", "--out", step)
+    assert made.status == 0, made.err
+    found = json.loads(invoke("limits", step, *BOARD, "--json").out)
+    assert found["tiled_floor_bytes"] < found["floor_bytes"]
+    ram = ("--ram", f"{found['tiled_floor_bytes'] + found['reserved_bytes']}B")
+    refused = invoke("solve", step, *BOARD, "--ram", f"{found['tiled_floor_bytes']}B")
+    assert refused.status == 3
+    assert "proved of the step whole" in refused.err
+    solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
+    assert solved.status == 0, solved.err
+    told(solved.err)
+    small = ("--tile", f"{found['tile_bytes']}B", "--json")
+    half, whole = (
+        json.loads(invoke("solve", step, *more, *BOARD, "--ram", "50%").out)
+        for more in (small, ("--json",))
+    )
+    assert half["problem"]["ram_budget_bytes"] == whole["problem"]["ram_budget_bytes"]
+
+
 def test_limits_and_infeasible_budgets_speak_of_one_graph(step):
     """The least RAM that ``limits`` proves is where ``solve`` begins to find schedules."""
     found = json.loads(invoke("limits", step, *BOARD, *RAM, "--json").out)
@@ -143,12 +166,11 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
     assert block["proven"]
     least = int(block["value"]) + found["reserved_bytes"]
     assert f"--ram {least}B of 'poetmodel export'" in " ".join(exported.out.split())
-    less = invoke(
-        *("export", tmp_path / step, *BOARD, *more, "--ram", f"{least - 1}B", "--out", folder)
-    )
+    whole = ("export", tmp_path / step, *BOARD, *more, "--tile", "none", "--out", folder)
+    less = invoke(*whole, "--ram", f"{least - 1}B")
     assert less.status in (1, 2)
     assert "proved" in less.err or f"give at least {least:,} B" in less.err
-    done = invoke("export", tmp_path / step, *BOARD, *more, "--ram", f"{least}B", "--out", folder)
+    done = invoke(*whole, "--ram", f"{least}B")
     assert done.status == 0, done.err
     needs(Target.M4)
     batch = np.ones(64, np.float32).tobytes() + np.array([1], np.int32).tobytes()

@@ -217,12 +217,13 @@ def on_board(name, optimizer, folder, target=Target.M4, **options):
             *product(("bert-block",), ("momentum",), ("blocking", "mapped")),
             *product(("resnet8-thin", "ds-cnn"), ("sgd",), ("blocking", "mapped")),
             *product(("unet",), ("adam",), OTHERS),
+            *product(("resnet8-thin", "ds-cnn", "lenet"), ("momentum",), ("tiles",)),
         ],
-        {("bert-block", "momentum", "mapped")},
+        {("bert-block", "momentum", "mapped"), ("resnet8-thin", "momentum", "tiles")},
     ),
 )
 def test_schedules_give_the_bits_of_keep_all(name, optimizer, schedule, tmp_path):
-    """Computed again, paged, tiled in time, read in place: losses and state are the same bits."""
+    """Computed again, paged, in tiles, read in place: losses and state are the same bits."""
     kept = on_board(name, optimizer, tmp_path / "keep-all")
     assert on_board(name, optimizer, tmp_path / schedule, **SCHEDULES[schedule]).same_bits(kept)
 

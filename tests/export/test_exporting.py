@@ -25,7 +25,7 @@ def test_state_that_is_read_in_place_needs_no_ram(tmp_path):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     training = (model, nn.functional.cross_entropy, (torch.randn(1, 64), torch.tensor([1])))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    limits = {"ram": "16KiB", "tile": None, "optimizer": optimizer}
+    limits = {"ram": "16KiB", "tile": "none", "optimizer": optimizer}
     made = export(*training, folder=tmp_path, device="nano33ble", **limits)
     assert made.plan.memory_mapped
     assert repr(made).startswith("Deployment('Sequential', 16.00 KiB RAM, ")
@@ -34,7 +34,7 @@ def test_state_that_is_read_in_place_needs_no_ram(tmp_path):
     assert document["budget"]["ram_bytes"] == 16 * 1024
     assert "optimizer=torch.optim.SGD(model.parameters(), lr=0.1)" in document["command"]
     assert "ram='16KiB'" in document["command"]
-    with pytest.raises(BudgetError, match="one node alone needs 16"):
+    with pytest.raises(BudgetError, match="one node alone of the step, whole, needs 16"):
         export(*training, folder=tmp_path, device="nrf52840", **limits)
 
 

@@ -66,7 +66,7 @@ def test_convolutions_are_counted_in_windows():
     The places at both ends see two of three columns. The gradient of the input has half as many
     channels, and twice as many for each.
     """
-    found = counts("pm_conv2d", Ref("y"), Ref("x"), Ref("w"), 0, SHAPE, 1, 0, 16, 960)
+    found = counts("pm_conv2d", Ref("y"), Ref("x"), Ref("w"), 0, SHAPE, 1, 0, 16, 960, 0)
     assert found == {
         "call": 1,
         "line": 4 * 6,
@@ -236,7 +236,8 @@ def cases():
         given = (shape, 1, 0, y[0], y[0] * y[1] * y[2])
         macs = x[0] // groups * y[0] * y[1] * y[2] * window[0] * window[1]
         kernel = "pm_depthwise" if groups > 1 else "pm_conv2d"
-        yield name, Call(kernel, (b, a, c, 0, *given)), macs
+        last = (0,) if groups == 1 else ()
+        yield name, Call(kernel, (b, a, c, 0, *given, *last)), macs
         yield f"{name}, of its weights", Call(f"{kernel}_dw", (c, a, b, *given)), macs
         if not name.endswith("first"):  # no gradient of what comes from outside
             yield f"{name}, of its input", Call(f"{kernel}_dx", (a, b, c, *given, 0)), macs

@@ -1,6 +1,7 @@
-"""Tiles: a parameter in pieces trains as the whole one does, in less RAM at once."""
+"""Tiles: a step whose larger tensors are in slices of channels has the bits of the whole one."""
 
-from itertools import pairwise, product
+import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from torch.nn import functional
 from kit.kernel_calls import Memory
 from kit.rotation import rotating
 from kit.traced_models import Through
-from poetmodel.errors import InputError
-from poetmodel.export.exporting import in_tiles
+from poetmodel.device.io import load_device
+from poetmodel.errors import BudgetError, InputError
+from poetmodel.export.exporting import chosen_tiles, export_step, in_tiles, needed_bytes
+from poetmodel.export.io import load_step, save_step
 from poetmodel.export.step import Ref
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import Phase, floor
+from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
 OPTIMIZERS = {
@@ -23,8 +27,72 @@ OPTIMIZERS = {
     "momentum": lambda found: torch.optim.SGD(found, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda found: torch.optim.Adam(found, lr=0.01),
     "amsgrad": lambda found: torch.optim.AdamW(found, lr=0.01, amsgrad=True),
+    "gradients": None,
 }
 LABELS = torch.tensor([3, 1])
+
+
+class Residual(nn.Module):
+    """Dense and depthwise convolutions, batch norms, a sum of two paths, a mask, a mean."""
+
+    def __init__(self, between=None, act=nn.functional.relu6):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.inner, self.other = nn.Conv2d(12, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.between, self.act = between or nn.Identity(), act
+        self.each = nn.Conv2d(12, 12, 3, padding=1, stride=2, groups=12)
+        self.point, self.head = nn.Conv2d(12, 20, 1), nn.Linear(20, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        x = functional.relu(self.norm(self.first(x)))
+        x = self.between(x + self.act(self.other(self.inner(x))))
+        x = functional.relu(self.point(functional.relu(self.each(x))))
+        return self.head(x.mean((2, 3)))
+
+
+def residual(batch=2, **parts):
+    """Return a network whose activations are larger than its weights."""
+    return (
+        Residual(**parts),
+        functional.cross_entropy,
+        (torch.randn(batch, 3, 8, 8), LABELS[:batch]),
+    )
+
+
+def single():
+    """Return it with one sample: masks are bits that lie as channels do."""
+    return residual(1, between=nn.Dropout(0.3))
+
+
+def channels():
+    """Return it with dropout of whole channels."""
+    return residual(between=nn.Dropout2d(0.3), act=functional.hardswish)
+
+
+def evaluated():
+    """Return it with batch norms whose statistics are given."""
+    model, *others = residual()
+    return model.eval(), *others
+
+
+def pools():
+    """Return a network in which products read all places of slices of channels."""
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1),
+        nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 4),
+    )  # fmt: skip
+    return model, functional.cross_entropy, (torch.randn(2, 2, 8, 8), LABELS)
+
+
+def wider():
+    """Return a network that grows: interpolation, a transposed convolution, a norm of groups."""
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.PReLU(8), nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.ConvTranspose2d(8, 8, 2, stride=2), nn.GELU(), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 1),
+        nn.Upsample(scale_factor=2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4),
+    )  # fmt: skip
+    return model, functional.cross_entropy, (torch.randn(2, 2, 4, 4), LABELS)
 
 
 def convolutions():
@@ -48,42 +116,111 @@ def encoder():
     return model, functional.mse_loss, (torch.randn(2, 5, 8), torch.randn(2, 5, 8))
 
 
-def depthwise():
-    """Return a network with a depthwise and a pointwise convolution."""
-    model = nn.Sequential(
-        nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 6, 1), nn.Flatten(),
-        nn.Linear(96, 4),
-    )  # fmt: skip
-    return model, functional.cross_entropy, (torch.randn(2, 2, 6, 6), LABELS)
+class Twice(nn.Module):
+    """A pointwise convolution that is used twice, and a path around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.last, self.head = nn.Conv2d(16, 8, 3, padding=2, dilation=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        first = functional.relu(self.first(x))
+        x = self.second(functional.silu(self.second(first)))
+        x = self.last(torch.cat([first, x * torch.sigmoid(x.mean((2, 3), keepdim=True))], 1))
+        return self.head(x.amax((2, 3)))
+
+
+def twice():
+    """Return a network with a weight whose gradient is a sum of two."""
+    return Twice(), functional.cross_entropy, (torch.randn(2, 2, 8, 8), LABELS)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.LSTM(6, 12, batch_first=True), nn.Linear(12, 4)
+
+    def forward(self, x):
+        """Return four numbers for each sequence."""
+        return self.head(self.rows(x)[0][:, -1])
+
+
+def recurrent():
+    """Return a network whose weights all steps of a sequence read."""
+    return Recurrent(), functional.cross_entropy, (torch.randn(2, 5, 6), LABELS)
+
+
+NETWORKS = (
+    twice,
+    recurrent,
+    residual,
+    single,
+    channels,
+    evaluated,
+    pools,
+    wider,
+    convolutions,
+    autoencoder,
+    encoder,
+)
 
 
 def lowered(network, optimizer="sgd", **options):
-    """Return a step of a network with an optimizer."""
+    """Return a step of a network with an optimizer, and its inference where that is wanted."""
     torch.manual_seed(0)
     model, loss, inputs = network()
-    found = None if optimizer is None else OPTIMIZERS[optimizer](list(model.parameters()))
-    return lower(model, loss, inputs, optimizer=found, **options)
+    make = OPTIMIZERS[optimizer]
+    found = None if make is None else make(list(model.parameters()))
+    infer = options.pop("infer", False)
+    step = lower(model, loss, inputs, optimizer=found, **options)
+    return with_inference(step, model, loss, inputs) if infer else step
 
 
-def trained(step, *, steps=3):
-    """Return the state after some steps on random batches, computed in double."""
+def fill(memory, values, random):
+    """Give inputs random numbers."""
+    for value in values:
+        array = memory[value.pieces[0].buffer]
+        integers = array.dtype == np.int32
+        array[...] = (
+            random.integers(0, 4, array.shape) if integers else random.normal(size=array.shape)
+        )
+
+
+def execute(memory, step):
+    """Run all calls of a step."""
+    for node, calls in zip(step.graph.nodes, step.calls, strict=True):
+        memory.execute(calls, workspace_bytes=node.workspace_bytes)
+
+
+def results(step, *, steps=2):
+    """Return the loss, state and gradients after some steps, and what an inference gives then."""
+    random = np.random.default_rng(1)
     memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
     for name, values in step.values.items():
         memory[name][...] = values
-    random = np.random.default_rng(1)
     for _ in range(steps):
-        for value in step.inputs:
-            array = memory[value.pieces[0].buffer]
-            integers = array.dtype == np.int32
-            array[...] = (
-                random.integers(0, 4, array.shape) if integers else random.normal(size=array.shape)
-            )
-        for node, calls in zip(step.graph.nodes, step.calls, strict=True):
-            memory.execute(calls, workspace_bytes=node.workspace_bytes)
-    return {
-        value.name: np.concatenate([memory[ref.buffer] for ref in value.pieces])
-        for value in step.states
-    }
+        fill(memory, step.inputs, random)
+        execute(memory, step)
+    found = {"loss": memory[step.loss.buffer]}
+    for value in (*step.states, *step.gradients):
+        found[value.name] = np.concatenate([memory[ref.buffer] for ref in value.pieces])
+    inferring = step.inference
+    if inferring is not None:
+        there = Memory(inferring.buffers)
+        for name in inferring.buffers:
+            given = inferring.values.get(name)
+            if given is None and name in step.values:
+                given = memory[name]
+            if given is not None:
+                there[name][...] = given
+        fill(there, inferring.inputs, random)
+        execute(there, inferring)
+        found["inference"] = there[inferring.output.pieces[0].buffer]
+    return found
 
 
 def pieces(step):
@@ -92,109 +229,168 @@ def pieces(step):
 
 
 def check_same(step, tile_bytes):
-    """Hold a step in tiles to the whole one, and return it."""
+    """Hold a step in tiles to the whole one, bit by bit, and return it."""
     found = tiled(step, tile_bytes)
-    expected = trained(step)
-    for name, values in trained(found).items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
+    expected, made = results(step), results(found)
+    assert expected.keys() == made.keys()
+    for name, values in made.items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("network", "optimizer"),
-    rotating(product((convolutions, autoencoder, encoder), OPTIMIZERS), {(convolutions, "adam")}),
-)
-def test_tiles_train_as_whole_parameters_do(network, optimizer):
-    """Every state tensor has the same values after three steps, whatever the optimizer."""
-    found = check_same(lowered(network, optimizer), 256)
+    ("network", "optimizer", "tile_bytes"),
+    rotating(
+        product(NETWORKS, OPTIMIZERS, (800, 300)),
+        {
+            (residual, "adam", 300), (single, "sgd", 300), (channels, "gradients", 800),
+            (pools, "momentum", 300), (twice, "gradients", 300), (recurrent, "sgd", 800),
+            (wider, "sgd", 800), (evaluated, "amsgrad", 800),
+        },
+    ),
+)  # fmt: skip
+def test_tiles_have_the_bits_of_the_whole_step(network, optimizer, tile_bytes):
+    """Loss, state, gradients: every sum has the order that it has without tiles."""
+    check_same(lowered(network, optimizer), tile_bytes)
+
+
+@pytest.mark.parametrize("network", [residual, *rotating((pools, autoencoder), ())])
+def test_an_inference_reads_the_tiles_of_its_step(network):
+    """It is in tiles itself, and its results have the bits of the whole one."""
+    step = lowered(network, "adam", infer=True)
+    found = check_same(step, 300)
+    assert pieces(found)
+    assert len(found.inference.graph.nodes) > len(step.inference.graph.nodes)
+
+
+def test_gradients_that_are_summed_over_batches_are_in_tiles_too():
+    """Their sums and the counter of batches are state: the counter changes once in a step."""
+    step = lowered(residual, "momentum", accumulate=2)
+    found = check_same(step, 300)
+    assert found.accumulate == 2
     assert pieces(found)
 
 
-def test_tiles_are_state_with_gradients_and_updates_of_their_own():
-    """10 channels of 216 B in tiles of 800 B: three of 3 and one of 1; of 1,296 B: fours."""
+def test_no_tensor_of_a_network_of_convolutions_is_larger_than_a_tile():
+    """Slices are of multiples of four channels, as few as there can be, and alike in a group."""
+    step = lowered(residual)
+    found = tiled(step, 2048)
+    graph = found.graph
+    assert max(graph.tensor_bytes) <= 2048
+    assert floor(graph).bytes * 3 <= floor(step.graph).bytes
+    names = {name.partition("[")[2] for name in graph.tensor_index if "norm" in name}
+    assert {"0:4]", "4:8]", "8:12]"} <= names
+    # 6,144 B of 12 channels: three slices of 2,048 B; two of eight and four channels take 4,096.
+    assert set(pieces(tiled(step, 4096)).values()) == {2}
+    assert pieces(found)["norm.weight"] == 3
+    assert graph.flops == step.graph.flops
+
+
+def test_what_fits_stays_whole():
+    """Without a larger tensor the step is the same; a large weight leaves activations whole."""
+    step = lowered(autoencoder)
+    assert tiled(step, 720) is step
+    assert in_tiles(step, None) is in_tiles(step, "none") is step
+    found = tiled(step, 400)
+    assert set(pieces(found)) == {"0.weight"}
+    assert not any("relu[" in name for name in found.graph.tensor_index)
+
+
+def test_a_weight_has_gradients_and_updates_in_tiles():
+    """10 channels of 216 B in tiles of 1,296 B: fours, each with its moment, read and replaced."""
     step = lowered(convolutions, "momentum")
-    found = check_same(step, 800)
-    assert pieces(found)["2.weight"] == pieces(found)["2.weight.momentum_buffer"] == 4
+    found = check_same(step, 1296)
     state = next(value for value in found.states if value.name == "2.weight")
-    names = [f"2.weight[{first}:{end}]" for first, end in ((0, 3), (3, 6), (6, 9), (9, 10))]
+    names = [f"2.weight[{part}]" for part in ("0:4", "4:8", "8:10")]
     assert state.pieces == tuple(map(Ref, names))
     assert state.shape == (10, 6, 3, 3)
+    assert pieces(found)["2.weight.momentum_buffer"] == 3
     graph = found.graph
     for name in names:
         i = graph.tensor_index[name]
-        *readers, update = (graph.nodes[k] for k in graph.users_of[i])
-        assert [reader.phase for reader in readers] == [Phase.FORWARD, Phase.BACKWARD]
+        update = graph.nodes[graph.users_of[i][-1]]
         assert update.phase == Phase.UPDATE
-        gradient = next(
-            n
-            for n in update.inputs
-            if graph.nodes[graph.node_of[graph.tensor_index[n]]].phase == Phase.BACKWARD
-        )
-        assert graph.tensor_bytes[graph.tensor_index[gradient]] == graph.tensor_bytes[i]
+        assert graph.tensors[graph.replacement_of[i]].name == f"{name}+"
     assert sum(graph.tensor_bytes[i] for i in graph.state_tensors) == sum(
         step.graph.tensor_bytes[i] for i in step.graph.state_tensors
     )
-    assert graph.flops == step.graph.flops
-    found = next(value for value in tiled(step, 6 * 216).states if value.name == "2.weight")
-    assert found.pieces == tuple(Ref(f"2.weight[{k}]") for k in ("0:4", "4:8", "8:10"))
 
 
-def test_tiles_lower_the_least_ram():
-    """No node needs a weight and its gradient: the update of the largest layer was the floor."""
-    step = lowered(autoencoder, "adam")
-    node = step.graph.nodes[floor(step.graph).node]
-    assert node.phase == Phase.UPDATE
-    assert floor(tiled(step, 200).graph).bytes < floor(step.graph).bytes / 2
-
-
-def test_readers_that_need_the_most_become_chains():
-    """Each link reads one tile and goes on in place; the last reader's links have the updates."""
-    step = lowered(autoencoder, "momentum")
-    found = check_same(step, 200)
+def test_sums_over_slices_are_chains_in_place():
+    """Each link goes on from the one before; a weight is replaced after its last reader."""
+    found = tiled(lowered(residual, "momentum"), 2048)
     graph = found.graph
-    whole = {value.name: len(value.pieces) for value in found.states}
-    assert whole["0.weight"] == 5  # 9 channels of 80 B: two in each tile
-    links = [node for node in graph.nodes if node.in_place and "addmm" in node.name]
-    assert links
-    for node in links:
-        ((made, before),) = node.in_place
-        assert before in node.inputs
-        assert {made} == {tensor.name for tensor in node.outputs}
-        assert sum(name in graph.tensor_index and "weight[" in name for name in node.inputs) == 1
-    # A tile is read for the gradient of the input, then replaced, before the next one is read.
-    order = [node.name for node in graph.nodes if node.name.startswith("4")]
-    back = [k for k, name in enumerate(order) if name.startswith("4/mm[")]
-    assert len(back) > 1
-    assert all("sgd[" in "".join(order[a:b]) for a, b in pairwise(back))
+    links = [node for node in graph.nodes if node.name.startswith("inner/convolution_backward[")]
+    assert len(links) == 9
+    assert sum(bool(node.in_place) for node in links) == 6
+    for node in graph.nodes:
+        for made, before in node.in_place:
+            assert before in node.inputs
+            assert made in {tensor.name for tensor in node.outputs}
+    for i, new in graph.replacement_of.items():
+        assert graph.node_of[new] == max(graph.users_of[i])
+
+
+def test_operators_on_a_group_go_slice_by_slice():
+    """What one slice becomes is made before the next one is read."""
+    found = tiled(lowered(evaluated), 2048)
+    parts = [
+        node.name.partition("[")[2]
+        for node in found.graph.nodes
+        if node.phase == Phase.FORWARD and node.name.startswith(("norm/", "relu["))
+    ]
+    assert parts == sorted(parts, key=["0:4]", "4:8]", "8:12]"].index)
 
 
 def test_what_cannot_be_split_stays_whole():
-    """Depthwise weights stay whole; all, where gradients are clipped, small, or handed out."""
-    found = check_same(lowered(depthwise), 64)
-    assert "1.weight" not in pieces(found)
-    assert pieces(found)["2.weight"] == 3
-    step = lowered(autoencoder, "sgd", clip_grad_norm=0.1)
-    assert tiled(step, 64) is step
-    step = lowered(autoencoder)
-    assert tiled(step, 720) is step
-    handed_out = lowered(autoencoder, None)
-    assert tiled(handed_out, 64) is handed_out
-    with pytest.raises(InputError, match="tile: '1KiB' is for a step that updates"):
-        in_tiles(handed_out, "1KiB")
-    with pytest.raises(InputError, match="tile: expected a size above 0"):
-        in_tiles(step, 0)
+    """Shared weights and clipped gradients are whole; what is around them is in tiles."""
 
-
-def test_shared_weights_stay_whole():
-    """A weight with two readers of different kinds is not split; another one is."""
-
-    def network():
+    def tied():
         tokens, rows = torch.tensor([[1, 2, 3]]), nn.Embedding(10, 6)
         layers = {"embedding": rows, "inner": nn.Linear(6, 6), "head": nn.Linear(6, 10)}
         layers["head"].weight = rows.weight
-        tied = Through(lambda own, x: own.head(own.inner(own.embedding(x))).flatten(0, 1), **layers)
-        return tied, functional.cross_entropy, (tokens, tokens.flatten())
+        model = Through(
+            lambda own, x: own.head(own.inner(own.embedding(x))).flatten(0, 1), **layers
+        )
+        return model, functional.cross_entropy, (tokens, tokens.flatten())
 
-    found = check_same(lowered(network), 64)
-    assert set(pieces(found)) == {"inner.weight"}
+    assert set(pieces(check_same(lowered(tied), 64))) == {"inner.weight", "inner.bias"}
+    clipped = lowered(autoencoder, "sgd", clip_grad_norm=0.1)
+    assert not pieces(check_same(clipped, 64))
+    with pytest.raises(InputError, match="tile: expected a size above 0"):
+        in_tiles(clipped, 0)
+    with pytest.raises(InputError, match="tile: auto is chosen for the RAM of a device"):
+        in_tiles(clipped, "auto")
+
+
+def test_auto_is_the_largest_size_that_fits(tmp_path):
+    """It is chosen where the whole step does not fit, printed and kept; less is refused."""
+    step, device = lowered(residual), load_device("nrf52840")
+    whole = needed_bytes(step, device, paging=True)
+    assert chosen_tiles(step, None, device, room_bytes=whole, paging=True) == (None, step)
+    assert chosen_tiles(step, "none", device, room_bytes=1, paging=True) == (None, step)
+    size, found = chosen_tiles(step, "auto", device, room_bytes=whole - 1, paging=True)
+    assert needed_bytes(found, device, paging=True) < whole
+    assert needed_bytes(tiled(step, size * 2), device, paging=True) >= whole
+    deployment = export_step(step, tmp_path / "auto", ram="14KiB", gap=0.5)
+    assert deployment.tile_bytes == 3072
+    assert deployment.step.graph.sha256 == tiled(step, 3072).graph.sha256
+    with pytest.raises(BudgetError, match=r"one node alone of the step, whole, needs"):
+        export_step(step, tmp_path / "none", ram="14KiB", tile="none")
+    with pytest.raises(BudgetError, match=r"one node alone of the step, in tiles of \d"):
+        export_step(step, tmp_path / "less", ram="8KiB")
+
+
+def test_step_files_of_earlier_kernels_are_read(tmp_path):
+    """Convolutions had no step of filters, and none that went on with sums."""
+    step, path = lowered(convolutions), tmp_path / "net.step.json"
+    save_step(step, path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for call in (call for calls in document["calls"] for call in calls):
+        if call["kernel"].startswith("pm_conv2d"):
+            for listed in (a for a in call["arguments"] if isinstance(a, list)):
+                del listed[15:]
+            if call["kernel"] == "pm_conv2d":
+                del call["arguments"][-1]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert load_step(path).calls == step.calls

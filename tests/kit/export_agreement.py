@@ -75,6 +75,7 @@ SCHEDULES = {
     "blocking": {"share": 0.2},
     "dma": {"share": 0.2, "device": "stm32h743"},
     "mapped": {"share": 0.1, "device": "nano33ble"},
+    "tiles": {"ram": "60%", "tile": "4KiB"},
 }
 """Ways to keep a budget: options of `Exported`."""
 

@@ -125,9 +125,9 @@ class DeviceOptions(options.CommitOptions):
     stack: str = options.limit("1536B", "--stack SIZE", "What to reserve for the stack.")
     tile: str | None = options.limit(
         None,
-        "--tile SIZE",
-        "Split larger parameters along their output channels, such as 32KiB: each tile has a "
-        "gradient and an update of its own.",
+        "--tile SIZE|auto|none",
+        "Cut what is larger, parameters and activations, in slices of channels, such as 32KiB; "
+        "auto chooses the size. Default: auto where the step needs it to fit.",
     )
     deadline: str | None = options.limit(
         None,
@@ -365,6 +365,8 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
     again = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
     yield row("nodes", str(len(graph.nodes)), again)
+    if deployment.tile_bytes is not None:
+        yield row("tiles", format_bytes(deployment.tile_bytes), f"--tile {deployment.tile_bytes}B")
     first = plan.first_reads(graph)  # of state, a page-in like any other
     times[Op.PAGE_IN] += sum(op == Op.COMPUTE and k in first for op, k in plan.program)
     yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))

@@ -19,7 +19,7 @@ from poetmodel.graph.catalogue import (
     model_names,
     read_model_or_file,
 )
-from poetmodel.units import MAX_BYTES
+from poetmodel.units import MAX_BYTES, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +75,36 @@ def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     from poetmodel.export.io import load_step
 
     return in_tiles(load_step(name), shape.tile)
+
+
+def in_sizes(
+    source: GraphOptions, costing: CostOptions, limits: LimitOptions
+) -> tuple[GraphOptions, LimitOptions]:
+    """Return options on a step file in tiles in which tiles and RAM are sizes.
+
+    A percentage of RAM is of the whole step; ``auto`` is what 'poetmodel export' chooses.
+    """
+    from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles
+    from poetmodel.export.io import load_step
+    from poetmodel.graph import checkpoint_all_peak_bytes
+
+    name = source.model if source.graph is None else source.graph
+    if name is None or source.tile is None or not is_step_file(name):
+        return source, limits
+    step, device, ram = load_step(name), read_device(costing.device), limits.ram
+    if ram is not None and ram.endswith("%"):
+        whole = checkpoint_all_peak_bytes(step.graph)
+        ram = f"{parse_size(ram, field='ram', whole_bytes=whole)}B"
+    if source.tile == AUTO and device is not None:
+        ram_bytes = device.ram_bytes if ram is None else parse_size(ram, field="ram")
+        room = ram_bytes - beside_bytes(step)
+        paging = not limits.no_paging and device.storage is not None
+        size, _ = chosen_tiles(step, AUTO, device, room_bytes=room, paging=paging)
+        tile = NO_TILES if size is None else f"{size}B"
+        found = f"--tile {tile} is what auto chooses for {format_bytes(ram_bytes)}"
+        print_warnings([found], kind="hint")
+        source = replace(source, tile=tile)
+    return source, replace(limits, ram=ram)
 
 
 def given_step(given: GraphOptions) -> LoweredStep | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
-from poetmodel.cli.inputs import beside_bytes, given_step, read_costs, read_graph
+from poetmodel.cli.inputs import beside_bytes, given_step, in_sizes, read_costs, read_graph
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
 from poetmodel.problem import Problem, Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row
@@ -15,6 +15,7 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from poetmodel.export.step import LoweredStep
     from poetmodel.solver.sensitivity import Limit
 
 NAMED_TENSORS: Final = 3
@@ -55,6 +56,7 @@ def limits(
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
+    source, limits = in_sizes(source, costing, limits)
     step = given_step(source)
     graph = read_graph(source) if step is None else step.graph
     problem = limits.problem(graph, read_costs(graph, costing))
@@ -68,24 +70,41 @@ def limits(
             alignment=None if step is None else alignment_on(problem.costs.device),
         )
     beside = None if step is None else beside_bytes(step)
+    tiles = None if step is None or source.tile else _in_tiles(step, problem)
     rooms = [limit.result.room for limit in bounds if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
     if output.json:
-        print_json(as_dict(problem, bounds, beside=beside))
+        print_json(as_dict(problem, bounds, beside=beside, tiles=tiles))
         return
     of = KERNELS_OF.get(graph.kernels or "", "")
-    show(figures(f"Limits of {graph.name}{of}", _facts(problem, bounds, beside)))
+    show(figures(f"Limits of {graph.name}{of}", _facts(problem, bounds, beside, tiles)))
     if any(limit.result.status == Status.FEASIBLE for limit in bounds):
         print_text("", "A longer --time-limit closes the gaps that are left.")
 
 
+def _in_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
+    """Return the size of tiles with which no node needs much, and what one needs [B]."""
+    from poetmodel.export.exporting import AUTO, chosen_tiles, needed_bytes
+
+    device, paging = problem.costs.device, problem.can_page
+    if device is None:
+        return None
+    size, found = chosen_tiles(step, AUTO, device, room_bytes=0, paging=paging)
+    return None if size is None else (size, needed_bytes(found, device, paging=paging))
+
+
 def as_dict(
-    problem: Problem, limits: Sequence[Limit], *, beside: int | None = None
+    problem: Problem,
+    limits: Sequence[Limit],
+    *,
+    beside: int | None = None,
+    tiles: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return the limits as plain values in SI units; those on RAM by name, under ``ram``.
 
     `beside` is what exported C takes of RAM beside its tensors [B]; None where that is no question.
+    `tiles` are the size of tiles with which it takes the least, and the minimum RAM then.
     """
     graph = problem.graph
     least = problem.floor
@@ -97,13 +116,26 @@ def as_dict(
         "ram": {limit.name: limit.to_dict() for limit in limits if limit.quantity == Quantity.RAM},
         **{limit.name: limit.to_dict() for limit in limits if limit.quantity != Quantity.RAM},
         **({} if beside is None else {"reserved_bytes": beside}),
+        **({} if tiles is None else {"tile_bytes": tiles[0], "tiled_floor_bytes": tiles[1]}),
     }
 
 
-def _facts(problem: Problem, limits: Sequence[Limit], beside: int | None) -> Iterator[Fact]:
+def _facts(
+    problem: Problem,
+    limits: Sequence[Limit],
+    beside: int | None,
+    tiles: tuple[int, int] | None,
+) -> Iterator[Fact]:
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
         if limit.name == "block":
             yield _exported(problem, limit, beside or 0)
+            if tiles is not None:
+                yield row(
+                    "RAM, in tiles",
+                    format_bytes(tiles[1] + (beside or 0)),
+                    f"the minimum RAM with --tile {tiles[0]}B; whole, "
+                    f"{format_bytes(problem.floor.bytes + (beside or 0))}",
+                )
             continue
         unit, room = limit.result.problem.objective.format, limit.result.room
         over = "" if room is None or room.fits else "; does not fit the device"

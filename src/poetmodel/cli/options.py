@@ -278,8 +278,9 @@ class FileGraphOptions:
     tile: str | None = what(
         None,
         "--tile SIZE",
-        "Split larger parameters along their output channels, such as 32KiB, with --state; for "
-        "'profile' also with --target qemu.",
+        "With --state: split larger parameters along their output channels, such as 32KiB. Of step "
+        "files, and for 'profile' with --target qemu, activations too; for 'solve' and 'limits' "
+        "also auto.",
     )
     train: str | None = what(
         None,

@@ -13,7 +13,14 @@ import typer
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_faults, print_room_warnings, print_warnings, status_of
-from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
+from poetmodel.cli.inputs import (
+    check_outputs,
+    device_warnings,
+    in_sizes,
+    is_step_file,
+    read_costs,
+    read_graph,
+)
 from poetmodel.cli.job import JobOptions, Reply, answer
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.plan import arena_facts, default_mode, save_beside
@@ -86,6 +93,7 @@ def solve(
     called_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
+    source, limits = in_sizes(source, costing, limits)
     graph = read_graph(source)
     if len(graph.nodes) < MIN_NODES:
         raise InputError(
@@ -147,7 +155,13 @@ def solve(
 
 
 def _remedies(source: options.GraphOptions, result: SolveResult) -> Iterator[str]:
-    """Yield what makes a built-in network fit whose parameters and gradients do not."""
+    """Yield what makes a step fit: its state in the graph of a network, tiles of a step file."""
+    from poetmodel.result import Status
+
+    name = source.model if source.graph is None else source.graph
+    if is_step_file(name) and result.status == Status.INFEASIBLE:
+        tiles = "whole" if source.tile in (None, "none") else f"in tiles of {source.tile}"
+        yield f"proved of the step {tiles}; --tile auto looks for tiles in which it fits"
     room, device = result.room, result.problem.costs.device
     shape = source.shape
     if room is None or device is None or room.fits or not room.resident_bytes or shape.state:

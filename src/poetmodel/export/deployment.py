@@ -70,6 +70,8 @@ class Deployment:
     """All of the RAM that the step may take, stack and input buffers included [B]."""
     stack_bytes: int
     """What is reserved for the stack [B]."""
+    tile_bytes: int | None = None
+    """The size of the tiles that the step is in [B]; None where it is whole."""
     device: Device | None = None
     result: SolveResult | None = None
     commit: bool = False

@@ -275,7 +275,9 @@ class ProgramSource:
     def _copies_nothing(self, call: Call) -> bool:
         """Return whether a call copies elements to where they lie, in place."""
         match call:
-            case Call("pm_copy", (Ref() as to, Ref() as of, tuple() as shape)):
+            case Call(kernel, (Ref() as to, Ref() as of, tuple() as shape)) if kernel.startswith(
+                "pm_copy"
+            ):
                 return shape[2::3] == shape[3::3] and self._pointer(to) == self._pointer(of)
         return False
 

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
+NO_TILES: Final = "none"
+AUTO: Final = "auto"
+MOST_NODES: Final = 5000
+"""A step of more nodes is not looked at where the size of tiles is chosen."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -91,8 +95,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     stack : str or int
         What to reserve for the stack.
     tile : str or int, optional
-        Largest piece of a parameter: larger ones are split along their output channels, each tile
-        with a home, a gradient and an update of its own. Default: whole.
+        Largest tensor, such as ``32KiB``: parameters and activations that are larger are in slices
+        of channels, as far as kernels take these. ``none`` for whole ones, ``auto`` for the largest
+        size with which the minimum RAM fits, none if that does without. Default: ``auto``.
     paging, recompute : bool
         Whether tensors may be paged, and computed again.
     minimize : {'energy', 'time', 'ram', 'writes'}
@@ -147,7 +152,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if weights not in list(WeightsFormat):
         raise InputError(f"weights: expected c or binary, got {weights!r}")
     board = load_device(device) if isinstance(device, str) else device
-    step = in_tiles(step if infer else replace(step, inference=None), tile)
+    step = step if infer else replace(step, inference=None)
     if infer and step.inference is None:
         raise InputError(
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
@@ -170,17 +175,16 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             "of state that is read in place write a few numbers at a time; choose a device whose "
             "write_unit_bytes is at most 4, or storage that is not memory-mapped"
         )
-    costs = _costs(step, board, profile)
     reserved = reserved_bytes(step, parse_size(stack, field="stack"))
     ram_bytes = _ram_bytes(step, board, ram, reserved)
-    pages = paging and costs.pages is not None
-    mapped = board.storage is not None and board.storage.memory_mapped
-    aligned = aligned_graph(step.graph, alignment_on(board))
-    least = floor(aligned, memory_mapped=pages and mapped, resident=not pages)
+    pages = paging and _costs(step, board, profile).pages is not None
+    room = ram_bytes - reserved
+    tile_bytes, step = chosen_tiles(step, tile, board, room_bytes=room, paging=pages)
+    costs = _costs(step, board, profile)
     problem = Problem(
         step.graph,
         costs,
-        ram=_arena_bytes(ram_bytes, reserved, least.bytes),
+        ram=_arena_bytes(ram_bytes, reserved, needed_bytes(step, board, paging=pages), tile_bytes),
         deadline=deadline,
         recompute=recompute,
         paging=pages,
@@ -192,6 +196,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
     deployment = Deployment(
         step=step,
+        tile_bytes=tile_bytes,
         plan=plan,
         arena=arena,
         ram_bytes=ram_bytes,
@@ -292,17 +297,51 @@ def _check_storage(stored_bytes: int, device: Device, *, commit: bool) -> None:
 
 
 def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:
-    """Return a step with its larger parameters in tiles of a size, where one is given."""
-    if tile is None:
+    """Return a step in tiles of a size, where one is given."""
+    if tile in (None, NO_TILES):
         return step
+    if tile == AUTO:
+        raise InputError(
+            "tile: auto is chosen for the RAM of a device; give the size that 'poetmodel export' "
+            "prints, such as 32KiB"
+        )
     tile_bytes = parse_size(tile, field="tile")
     if tile_bytes == 0:
         raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
-    if step.learning_rate is None:
-        raise InputError(
-            f"tile: {tile!r} is for a step that updates its parameters; give an optimizer too"
-        )
     return tiled(step, tile_bytes)
+
+
+def chosen_tiles(
+    step: LoweredStep, tile: str | int | None, device: Device, *, room_bytes: int, paging: bool
+) -> tuple[int | None, LoweredStep]:
+    """Return the size of tiles and the step in them; None and the whole step where it needs none.
+
+    With ``auto`` the size is the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more
+    than there is room for. Where there is none the step is whole, as nothing makes it fit.
+    """
+    if tile not in (None, AUTO):
+        size = None if tile == NO_TILES else parse_size(tile or 0, field="tile")
+        return size, in_tiles(step, tile)
+    best, least = (None, step), needed_bytes(step, device, paging=paging)
+    largest = max(step.graph.tensor_bytes)
+    sizes = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
+    for size in sorted((size for size in sizes if size < largest), reverse=True):
+        if least <= room_bytes:
+            break
+        found = tiled(step, size)
+        if len(found.graph.nodes) > MOST_NODES:
+            break
+        needed = needed_bytes(found, device, paging=paging)
+        if needed < least:
+            best, least = (size, found), needed
+    return best
+
+
+def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
+    """Return what the node needs that needs the most, with addresses as a device has them [B]."""
+    mapped = device.storage is not None and device.storage.memory_mapped
+    aligned = aligned_graph(step.graph, alignment_on(device))
+    return floor(aligned, memory_mapped=paging and mapped, resident=not paging).bytes
 
 
 def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
@@ -320,13 +359,14 @@ def _ram_bytes(step: LoweredStep, device: Device, ram: str | int | None, reserve
     return parse_size(ram, field="ram", whole_bytes=whole + reserved)
 
 
-def _arena_bytes(ram_bytes: int, reserved: int, least: int) -> int:
+def _arena_bytes(ram_bytes: int, reserved: int, least: int, tile_bytes: int | None) -> int:
     """Return what is left for the arena; raise `BudgetError` where no step fits into that."""
     if ram_bytes - reserved < least:
+        tiles = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
         raise BudgetError(
             f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved)} for inputs, stack and "
-            f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone "
-            f"needs {least:,} B; give at least {least + reserved:,} B, or smaller tiles"
+            f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone of "
+            f"the step, {tiles}, needs {least:,} B; give at least {least + reserved:,} B"
             f"{unit_remark(ram_bytes, least + reserved)}"
         )
     return ram_bytes - reserved

@@ -61,7 +61,7 @@ def computing(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
 def _copied(call: Call) -> tuple[str, str] | None:
     """Return the buffer that a call makes a copy in, and that of which."""
     match call:
-        case Call("pm_copy", (Ref(to), Ref(of), *_)):
+        case Call(kernel, (Ref(to), Ref(of), *_)) if kernel.startswith("pm_copy"):
             return to, of
     return None
 

@@ -22,7 +22,7 @@ from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, require, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import export_step
+from poetmodel.export.exporting import NO_TILES, export_step
 from poetmodel.export.step import DataType
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
@@ -165,9 +165,9 @@ def _instructions(
 def _deployed(step: LoweredStep, device: Device, folder: Path) -> Deployment:
     """Export a step with all the RAM that the emulated board has, so that little is done twice."""
     whole = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(step, STACK_BYTES)
-    return export_step(
-        step, folder, ram=min(MACHINE_RAM_BYTES, whole), device=device, command="poetmodel profile"
-    )
+    ram = min(MACHINE_RAM_BYTES, whole)
+    command = "poetmodel profile"
+    return export_step(step, folder, ram=ram, device=device, tile=NO_TILES, command=command)
 
 
 def _batch(step: LoweredStep) -> bytes:

@@ -91,6 +91,8 @@ class ConvolutionSizes(NamedTuple):
     dilation_down: int
     dilation_across: int
     groups: int
+    filter: int = 0
+    """Elements of the weights from one output channel to the next; 0 where there are no others."""
 
     @property
     def group_channels(self) -> int:

@@ -97,14 +97,14 @@ def _layer(
     shapes = [(*look.shape[:2], *[1] * missing, *look.shape[2:]) for look in (x, w, y)]
     placed = [n for two in steps for n in two]
     listed = (*shapes[0][1:], *shapes[2][1:], *shapes[1][2:], *placed, groups)
-    sizes = ConvolutionSizes._make(listed)
+    sizes = ConvolutionSizes(*listed)
     layer = _Layer(x=x, w=w, y=y, sizes=sizes)
     seen = sizes.out_plane == 1 and shapes[0][2:] == shapes[1][2:]
     padded = sizes.padding_down or sizes.padding_across
     if seen and not padded and groups == 1 and layer.is_plain:
         # A window of the size of the image: a product with all of its elements, as they lie.
         every = math.prod(shapes[0][1:])
-        sizes = ConvolutionSizes._make((every, 1, 1, sizes.results, *[1] * 6, 0, 0, 1, 1, 1))
+        sizes = ConvolutionSizes(every, 1, 1, sizes.results, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
         layer = replace(layer, sizes=sizes)
     return layer
 
@@ -131,6 +131,8 @@ def _call(
     if layer.is_plain:
         if 1 < layer.sizes.channels == layer.sizes.groups:
             kernel = kernel.replace("conv2d", "depthwise")
+        elif kernel == "pm_conv2d":
+            last = [0]
         step = layer.y.strides[0] if layer.batch > 1 else layer.y.elements
         op.call(kernel, *given, layer.batch, 0, layer.count, step, *last)
     else:

@@ -1,7 +1,9 @@
 /* What the kernels of convolutions share: the meaning of `shape`, and sums over the taps of a window.
 
-`shape` has 15 numbers: channels, height, width of the input; channels, height, width of the output; height and width
-of the window; then, each down and across, stride, padding and dilation; groups. A convolution in one dimension has
+`shape` has 16 numbers: channels, height, width of the input; channels, height, width of the output; height and width
+of the window; then, each down and across, stride, padding and dilation; groups; and the step of the weights from one
+output channel to the next, 0 where they lie one after the other. A layer of which some input channels are given, or
+wanted, has the step of all. A convolution in one dimension has
 height 1. Tensors lie in order, batch first; only the step from one element of the batch to the next is free where a
 kernel has an argument for it.
 
@@ -27,8 +29,16 @@ enum {
     PM_PAD_W,
     PM_DILATION_H,
     PM_DILATION_W,
-    PM_GROUPS
+    PM_GROUPS,
+    PM_FILTER
 };
+
+/* The step of the weights from one output channel to the next. */
+static inline int32_t pm_filter(const int32_t *shape)
+{
+    const int32_t channels = shape[PM_IN] / shape[PM_GROUPS];
+    return shape[PM_FILTER] ? shape[PM_FILTER] : channels * shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+}
 
 /* One direction of a correlation: places of the result, and for each the taps that fall into the input. */
 typedef struct {

@@ -1,10 +1,11 @@
 /* A convolution: out = x * w + bias for the output channels first .. first + count - 1 (see pm_conv.h).
-bias may be 0 (none); out_step is the step of the output from one element of the batch to the next. */
+bias may be 0 (none); out_step is the step of the output from one element of the batch to the next. With accumulate the
+sums begin with what is in out: calls over ranges of input channels in their order give the bits of one call over all. */
 #include "pm_correlate.h"
 #include "pm_kernels.h"
 
 void pm_conv2d(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *bias, const int32_t *shape,
-               int32_t batch, int32_t first, int32_t count, int32_t out_step)
+               int32_t batch, int32_t first, int32_t count, int32_t out_step, int32_t accumulate)
 {
     const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups, results = shape[PM_OUT] / groups;
     const int32_t plane = shape[PM_IN_H] * shape[PM_IN_W], out_plane = shape[PM_OUT_H] * shape[PM_OUT_W];
@@ -20,11 +21,11 @@ void pm_conv2d(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *
         .w_channel = window,
         .w_down = shape[PM_WINDOW_W],
         .w_across = 1,
-        .w_result = channels * window,
+        .w_result = pm_filter(shape),
         .out_channel = out_plane,
         .out_row = shape[PM_OUT_W],
         .out_step = 1,
-        .accumulate = 0,
+        .accumulate = accumulate,
     };
     if (window == 1 && shape[PM_PAD_H] == 0 && shape[PM_PAD_W] == 0) {
         /* Pixels see no neighbours: the taps are the channels, and all pixels are one row where none is left out. */

@@ -98,7 +98,7 @@ static void pm_dw_tap(const pm_tap *t, pm_real *dw, const int32_t *shape, int32_
                       const pm_real *y, const pm_update *u)
 {
     const int32_t channels = shape[PM_IN] / shape[PM_GROUPS], window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
-    const int32_t filter = channels * window;
+    const int32_t filter = pm_filter(shape);
     if (t->batch == 1 && t->rows == 1 && t->columns == 1) {
         for (int32_t o = 0; o < results; o++) {
             pm_real *to = dw + o * filter;
@@ -137,7 +137,7 @@ static inline void pm_dw_all(pm_real *dw, const pm_real *x, const pm_real *dy, c
     const int32_t channels = shape[PM_IN] / shape[PM_GROUPS], results = shape[PM_OUT] / shape[PM_GROUPS];
     const int32_t width = shape[PM_IN_W], plane = shape[PM_IN_H] * width, out_width = shape[PM_OUT_W];
     const int32_t out_plane = shape[PM_OUT_H] * out_width;
-    const int32_t taps_w = shape[PM_WINDOW_W], window = shape[PM_WINDOW_H] * taps_w;
+    const int32_t taps_w = shape[PM_WINDOW_W], window = shape[PM_WINDOW_H] * taps_w, filter = pm_filter(shape);
     for (int32_t tap = 0; tap < window; tap++) {
         const int32_t offset_h = tap / taps_w * shape[PM_DILATION_H] - shape[PM_PAD_H];
         const int32_t offset_w = tap % taps_w * shape[PM_DILATION_W] - shape[PM_PAD_W];
@@ -167,7 +167,7 @@ static inline void pm_dw_all(pm_real *dw, const pm_real *x, const pm_real *dy, c
         for (int32_t done = 0; done < count;) {
             const int32_t group = (first + done) / results, left = (group + 1) * results - first - done;
             const int32_t now = left < count - done ? left : count - done;
-            pm_dw_tap(&t, dw + done * channels * window + tap, shape, now, x + group * channels * plane + from,
+            pm_dw_tap(&t, dw + done * filter + tap, shape, now, x + group * channels * plane + from,
                       dy + done * out_plane + back, u);
             done += now;
         }

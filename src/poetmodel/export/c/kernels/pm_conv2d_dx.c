@@ -30,13 +30,13 @@ static int32_t pm_phase(pm_axis *axis, int32_t i, int32_t stride, int32_t dilati
 static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int32_t *shape, int32_t sum,
                      int32_t accumulate)
 {
-    const int32_t channels = shape[PM_IN] / shape[PM_GROUPS];
+    const int32_t channels = shape[PM_IN] / shape[PM_GROUPS], filter = pm_filter(shape);
     const int32_t plane = shape[PM_IN_H] * shape[PM_IN_W], out_plane = shape[PM_OUT_H] * shape[PM_OUT_W];
     const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
     pm_correlation c = {.channels = sum,
                         .x_channel = out_plane,
                         .x_row = shape[PM_OUT_W],
-                        .w_channel = channels * window,
+                        .w_channel = filter,
                         .w_result = window,
                         .out_channel = plane,
                         .accumulate = accumulate};
@@ -49,7 +49,7 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
         c.down = (pm_axis){1, 0, 1, 1, 1, 1};
         c.across = (pm_axis){plane, 0, 1, sum * plane, sum, plane};
         c.channels = 1;
-        c.w_across = channels;
+        c.w_across = filter;
         c.out_step = 1;
         pm_correlate(&c, dx, dy, w, 0, channels, 0, -1);
         return;
@@ -69,7 +69,7 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
                 c.across.size = sum * out_plane;
                 c.across.taps = sum;
                 c.across.tap_step = out_plane;
-                c.w_across = channels;
+                c.w_across = filter;
                 c.channels = 1;
             }
             pm_correlate(&c, dx + i * shape[PM_IN_W] + j, dy, w + tap_h * shape[PM_WINDOW_W] + tap_w, 0, channels, 0, -1);
@@ -82,7 +82,7 @@ void pm_conv2d_dx(pm_real *dx, const pm_real *dy, const pm_real *w, const int32_
 {
     const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups, results = shape[PM_OUT] / groups;
     const int32_t plane = shape[PM_IN_H] * shape[PM_IN_W], out_plane = shape[PM_OUT_H] * shape[PM_OUT_W];
-    const int32_t filter = channels * shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+    const int32_t filter = pm_filter(shape);
     for (int32_t n = 0; n < batch; n++) {
         for (int32_t g = 0; g < groups; g++) {
             int32_t begin = g * results - first, end = begin + results;
