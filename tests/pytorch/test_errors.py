@@ -84,7 +84,7 @@ def test_every_name_of_the_front_end_is_there():
 def test_modules_of_tests_that_need_torch_say_so(request):
     """Where PyTorch is imported for a whole file, all of it carries the marker that runs it."""
     files = [path for path in TESTS.rglob("test_*.py") if IMPORTED.search(path.read_text("utf-8"))]
-    assert len(files) > 5
+    assert len(files) > 4
     for path in files:
         assert MARKED.search(path.read_text("utf-8")), path
     for item in {item.path: item for item in request.session.items}.values():
