@@ -134,6 +134,7 @@ def test_schedules_train_as_torch(name, schedule, tmp_path):
         "blocking": ops["page_out"] > 0 == ops["wait"] and "storage" in homes,
         "dma": ops["wait"] > 0 and "storage" in homes,
         "mapped": "mapped" in homes,
+        "tiles": manifest["tile_bytes"] == 4096,
         "commits": manifest["commit"],
     }[schedule], (ops, homes)
     assert max(apart.values()) <= CLOSE, apart

@@ -4,7 +4,7 @@ import io
 import sys
 import time
 import tomllib
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_the_time_limit_is_that_of_the_whole_call(monkeypatch):
     monkeypatch.setattr(planning, "monotonic", lambda: now[0])
     monkeypatch.setattr(planning, "solve", solved)
     monkeypatch.setattr(rewriting, "monotonic", lambda: now[0] - 5.0)
-    with pytest.raises(BackendCompilerFailed, match="is too little"):
+    with pytest.raises(BackendCompilerFailed, match="nothing was found in time"):
         compiled(network(), pmt.backend("80%", cache=False, time_limit=20))(torch.randn(256, 64))
     assert limits[0] == 15.0
     assert sum(limits) < 18.0
@@ -400,6 +400,48 @@ def test_regions_keep_budgets_of_their_own():
         assert record.status == "optimal"
         assert (record.recomputed > 0) == bool(record.regions)
     assert results["both"] < min(results["modules"], results["block"]) < results["none"]
+
+
+def test_a_region_has_what_regions_inside_of_it_make():
+    """Of each name one budget, whichever is the innermost."""
+    x = torch.randn(256, 32)
+
+    @contextmanager
+    def nested():
+        with pmt.region(ram="40KiB", name="outer"), pmt.region(ram="32KiB", name="inner"):
+            yield
+
+    back = pmt.backend("100%", cache=False, device="rpi4b")
+    torch.compile(TwoParts(nested), backend=back, fullgraph=True, dynamic=False)(x).backward()
+    (record,) = back.plans
+    assert {told.split()[0] for told in record.regions} == {"outer", "inner"}
+
+
+def test_a_region_may_keep_nothing():
+    """Also where the first operation of the backward pass reads what it made."""
+    first, region = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    back = pmt.backend("2MiB", cache=False, regions={"1.*": "0%"})
+    model = nn.Sequential(first, region)
+    run = torch.compile(lambda x: model(x).sum(), backend=back, fullgraph=True, dynamic=False)
+    run(torch.randn(256, 64)).backward()
+    assert "0 B of 0 B" in back.summary()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's kernels")
+def test_an_lstm_by_onednn_is_refused():
+    """With what lets it be planned: its kernel cannot run apart from its graph."""
+    rnn = nn.LSTM(8, 8, batch_first=True)
+    run = torch.compile(
+        lambda x: rnn(x)[0].sum(), backend=pmt.backend("100%"), fullgraph=True, dynamic=False
+    )
+    allowed = torch._dynamo.config.patch(allow_rnn=True)
+    with allowed, pytest.raises(BackendCompilerFailed, match=r"mkldnn\.enabled = False"):
+        run(torch.randn(2, 3, 8))
+
+
+def test_a_summary_says_that_nothing_was_compiled():
+    """As where PyTorch leaves a frame to Python."""
+    assert "no graph was compiled" in pmt.backend("1%").summary()
 
 
 @pytest.mark.parametrize(

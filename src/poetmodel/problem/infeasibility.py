@@ -88,21 +88,32 @@ def _ram(problem: Problem) -> str | None:
 
 
 def refusal(
-    what: str, budget_bytes: int, *, enough_bytes: int | None, needed_bytes: int = 0
+    what: str,
+    budget_bytes: int,
+    *,
+    enough_bytes: int | None,
+    needed_bytes: int = 0,
+    whole_bytes: int | None = None,
+    is_proved: bool = True,
 ) -> str:
     """Return why a RAM budget cannot be kept, and the least one that is known to do.
 
-    Less than `needed_bytes` never is enough; what is enough is None where nothing was found.
+    Less than `needed_bytes` never is enough; what is enough is None where nothing was found. The
+    budget was a share of `whole_bytes`, if given. Without a proof a longer search may find more.
     """
     text = f"ram: {format_bytes(budget_bytes)} is too little for {what}"
+    remark = "" if whole_bytes else unit_remark(budget_bytes, needed_bytes)
+    if not is_proved:
+        text = f"ram: nothing was found in time for {what} within {format_bytes(budget_bytes)}"
+        remark = "; a longer time_limit may find it"
     if enough_bytes is None:
-        return text
-    remark = unit_remark(budget_bytes, needed_bytes)
+        return text + remark
+    enough = f"ram={enough_bytes}"
+    if whole_bytes:
+        enough += f" ({enough_bytes / whole_bytes:.1%})"
     if needed_bytes >= enough_bytes:
-        return f"{text}: the least is ram={enough_bytes}{remark}"
-    return (
-        f"{text}: ram={enough_bytes} is enough, and less than {needed_bytes:,} B never is{remark}"
-    )
+        return f"{text}: the least is {enough}{remark}"
+    return f"{text}: {enough} is enough, and less than {needed_bytes:,} B never is{remark}"
 
 
 def unit_remark(given_bytes: int, least_bytes: int) -> str:

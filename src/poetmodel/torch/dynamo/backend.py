@@ -32,7 +32,7 @@ from poetmodel.torch.dynamo.planning import (
     check_budget,
 )
 from poetmodel.torch.dynamo.regions import region_faults
-from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner
+from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH, GraphPlanner
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
 from poetmodel.torch.graph.python import boxed
@@ -189,7 +189,7 @@ def _wrong_numbers(
         lambda: Request(time_limit_s=time_limit, gap=gap),
     ]
     if outside not in (None, AUTO):
-        checks.append(lambda: parse_size(outside, field="outside"))
+        checks.append(lambda: parse_size(outside, field="outside (auto or a size)"))
     for check in checks:
         try:
             check()
@@ -230,7 +230,7 @@ def plans() -> list[PlanRecord]:
 
 def summary() -> str:
     """Return a line about each graph of back ends that were asked for by name."""
-    return "\n".join(back.summary() for _, back in _NAMED if back.plans)
+    return "\n".join(back.summary() for _, back in _NAMED if back.plans) or NO_GRAPH
 
 
 def partitioner(
@@ -374,6 +374,11 @@ class Backend(GraphPlanner):
             return cast("Callable[..., Any]", compile_(module, inputs, **options))
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
+        if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
+            raise CaptureError(
+                "oneDNN's LSTM cannot be run apart from its graph: set "
+                "torch.backends.mkldnn.enabled = False first, or use pmt.compile"
+            )
         for node in graph.find_nodes(op="placeholder"):
             name = self._names.get(getattr(node.meta.get("desc"), "idx", -1))
             if name:
@@ -410,5 +415,6 @@ def require_one_graph() -> None:
     if translator is not None and not translator.one_graph:
         raise CaptureError(
             "the saved tensors of several graphs add up, and what is between graphs has no budget: "
-            "pass fullgraph=True to torch.compile, which names the line that breaks the graph"
+            "pass fullgraph=True to torch.compile, which names the line that breaks the graph, and "
+            "dynamic=False, so that sizes are known"
         )

@@ -15,6 +15,7 @@ from poetmodel.plan import Op
 from poetmodel.planner import checked_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal, unit_remark
+from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.compiled import of_solve
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES: Final = 8
 """RAM of the token for each page that is out [B]."""
+_SOME_BYTES: Final = 2**40
+"""What a percentage is of where a budget is only read [B]."""
 _PERCENT: Final = 100
 """Up to here a number without a unit is probably meant in percent."""
 LEAST_S: Final = 1.0
@@ -190,7 +193,7 @@ def check_budget(ram: object) -> None:
     """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
     if ram == EAGER_PEAK:
         return
-    size = parse_size(ram, field="ram", whole_bytes=MAX_BYTES)  # type: ignore[arg-type]
+    size = parse_size(ram, field="ram", whole_bytes=_SOME_BYTES)  # type: ignore[arg-type]
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
     if size <= _PERCENT and str(ram).strip().isdigit():
@@ -250,7 +253,10 @@ def plan(
         gradients_bytes = sum(joint.storages[number].bytes for number in late)
         parts = {"gradients that are handed over": gradients_bytes, **beside}
         told = ", ".join(f"{size:,} B {what}" for what, size in parts.items() if size)
-        text = _too_little(problem, wanted, call, name, budget_bytes, beside_bytes)
+        is_proved = result is None or result.status == Status.INFEASIBLE
+        text = _too_little(
+            problem, wanted, call, name, budget_bytes, beside_bytes, is_proved=is_proved
+        )
         text += f"; at its end there are {told}" if told else ""
         if call.outside.peak_bytes:
             text += f"; between both passes {call.outside.peak_bytes:,} B are for what is outside"
@@ -328,9 +334,10 @@ def _regions_missed(
     result: SolveResult, regions: tuple[Region, ...], name: str, budget_bytes: int
 ) -> str:
     told = ", ".join(f"{part.name} {format_bytes(part.limit_bytes)}" for part in regions)
+    why = ", and nothing can" if result.status == Status.INFEASIBLE else " in time"
     return (
         f"regions: nothing was found for {name} that keeps {told} within "
-        f"{format_bytes(budget_bytes)} ({result.status}): allow more"
+        f"{format_bytes(budget_bytes)}{why}: allow more"
     )
 
 
@@ -378,6 +385,8 @@ def _too_little(
     name: str,
     budget_bytes: int,
     beside_bytes: int,
+    *,
+    is_proved: bool,
 ) -> str:
     """Return why a budget cannot be kept, with the least one that is found quickly."""
     call.tell("looking for the least budget")
@@ -388,12 +397,15 @@ def _too_little(
         threads=1,
     )
     if least.peak_ram_bytes is None:
-        return refusal(name, budget_bytes, enough_bytes=None)
+        return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
+    is_share = str(wanted.ram).strip().endswith("%")
     return refusal(
         name,
         budget_bytes,
         enough_bytes=least.peak_ram_bytes + beside_bytes,
         needed_bytes=ceil(least.bound or 0.0) + beside_bytes,
+        whole_bytes=call.first_bytes.get(call.function) if is_share else None,
+        is_proved=is_proved,
     )
 
 

@@ -27,7 +27,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish
 from poetmodel.solver.request import Request
-from poetmodel.units import MAX_BYTES, format_bytes, parse_size
+from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.dynamo.joint_graph import JointGraph
 
-_KEY: Final = "poetmodel.region"
+_KEY: Final = "poetmodel.region "
 _SHOWN: Final = 8
 """Modules that a refusal names."""
 _TRIES: Final = 20
@@ -68,14 +68,14 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
         The most bytes made inside that are in RAM when the backward pass begins: bytes, ``2MiB``,
         or a percentage of the same bytes when everything is kept.
     name : str
-        Blocks of one name and budget are one region.
+        Blocks of one name and budget are one region. What a block inside makes counts in both.
 
     Returns
     -------
     context manager
         Use it in what `backend` compiles; elsewhere it does nothing.
     """
-    block: AbstractContextManager[Any] = traceback.annotate({_KEY: (name, ram)})
+    block: AbstractContextManager[Any] = traceback.annotate({_KEY + name: (name, ram)})
     return block
 
 
@@ -86,7 +86,7 @@ def region_faults(regions: Any) -> Iterator[str]:
         return
     for pattern, ram in (regions or {}).items():
         try:
-            parse_size(ram, field=f"regions: {pattern}", whole_bytes=MAX_BYTES)
+            parse_size(ram, field=f"regions: {pattern}", whole_bytes=1)
         except InputError as error:
             yield from error.faults
 
@@ -139,9 +139,9 @@ def regions_of(
         for (name, _), made in budgets.items():
             if any(fnmatchcase(path, name) for path in paths):
                 made.update(operation.storages)
-        own = (meta.get("custom") or {}).get(_KEY)
-        if own is not None:
-            budgets.setdefault(tuple(own), set()).update(operation.storages)
+        for key, own in (meta.get("custom") or {}).items():
+            if str(key).startswith(_KEY):
+                budgets.setdefault(tuple(own), set()).update(operation.storages)
     missed = [name for (name, _), made in budgets.items() if not made]
     if missed:
         raise InputError(
@@ -175,14 +175,20 @@ def solve_within(
     """
     end_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
-    schedule = None if result.schedule is None else _kept(problem, regions, result.schedule, end_s)
-    if schedule is None or schedule == result.schedule:
-        return replace(result, schedule=schedule)
-    left_s = end_s - monotonic()
-    if len(problem.graph.nodes) <= _MOST_NODES and left_s > 0:
+    if result.schedule is None:
+        return result
+    schedule = _kept(problem, regions, result.schedule, end_s)
+    if schedule == result.schedule:
+        return result
+    left_s = max(_TRY_S, end_s - monotonic())
+    if len(problem.graph.nodes) <= _MOST_NODES:
         proved = solve(_stated(problem, regions), time_limit=left_s, gap=gap, start=schedule)
         if proved.schedule is not None:
             return replace(proved, objective_bound=max(proved.proven_bound, result.proven_bound))
+        if schedule is None:
+            return proved
+    if schedule is None:
+        return replace(result, schedule=None)
     request = Request(time_limit_s=time_limit, gap=gap)
     outcome = Outcome(
         termination=Termination.TIME_LIMIT,

@@ -59,6 +59,10 @@ _CHECKPOINTED: Final = (
     "%s: its model checkpoints itself; the plan takes the place of that, and ram=%s allows more: "
     "with everything kept it takes %s, with its own checkpoints %s; ram='eager' allows no more"
 )
+NO_GRAPH: Final = (
+    "no graph was compiled, and what ran had no budget: pass fullgraph=True to torch.compile"
+)
+"""What a summary says where PyTorch never called the back end."""
 _FIRST_STEP: Final = "the first step, which may go over the budget, measures it"
 _MANY: Final = (
     "a function was compiled for %d shapes, or other values, and PyTorch refuses further ones: pad "
@@ -156,7 +160,7 @@ class GraphPlanner:
 
     def summary(self) -> str:
         """Return a line about each graph: peak, budget, what is recomputed and paged, overhead."""
-        return "\n".join(map(str, self.plans))
+        return "\n".join(map(str, self.plans)) or NO_GRAPH
 
     def report(self, path: str | Path) -> None:
         """Write what is known of the graphs.
