@@ -386,4 +386,4 @@ def test_its_bound_is_never_reported(part, make, count, least):
             best = optimum(problem)
             assert problem.objective.measured(found.simulation) >= best.value - 1e-6, number
     assert counts.total() > part.share(least)
-    assert make is own_rows or min(counts.values()) > part.share(3), counts
+    assert make is own_rows or min(counts.values()) >= part.share(3), counts
