@@ -19,7 +19,12 @@ from kit.instances import (
     state_problem,
 )
 from kit.oracle import Optimum, TooManyLabelsError, optimum
-from kit.own_rows import own_rows_problem, scaled_and_constrained, state_rows_problem
+from kit.own_rows import (
+    own_rows_problem,
+    scaled_and_constrained,
+    stage_rows_problem,
+    state_rows_problem,
+)
 from kit.relaxation import CLOSE, RoundsError, no_rows, random_rows, run_rounds
 from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
@@ -142,6 +147,7 @@ KINDS = {
     "scaled rows": lambda seed: scaled_and_constrained(seeded(seed)),
     "state": state_problem,
     "state rows": state_rows_problem,
+    "stage rows": stage_rows_problem,
     "scaled state": scaled_state_problem,
 }
 """What makes a problem of each kind from a seed."""

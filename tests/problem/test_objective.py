@@ -251,6 +251,12 @@ def rows(rule):
             None,
             2,
         ),
+        (
+            lambda v: v.page_ins[2, "a"] + 2 * v.recomputations["c", 0] <= 1,
+            {"page_ins@2:a": 1, "recomputations@2:a": 2},
+            None,
+            1,
+        ),
     ],
 )
 def test_a_rule_gives_one_row(rule, terms, lower, upper):
@@ -299,6 +305,15 @@ def test_a_list_of_relations_gives_numbered_rows():
         (lambda v: {"a": v.energy_j <= 3}, "got an object"),
         (lambda v: v.energy_j * float("nan") <= 3, "finite"),
         (lambda v: v.energy_j <= 10**400, "finite"),
+        (lambda v: v.page_outs[1, "a"] <= 1, "in a stage recomputations and page_ins are counted"),
+        (lambda v: v.page_ins[3, "a"] <= 1, r"page_ins\[3, 'a'\]: the graph has no such stage"),
+        (lambda v: v.page_ins[1, "a"] >= 1, "takes an upper limit alone.*reductions=False"),
+        (lambda v: v.page_ins[1, "a"] == 1, "takes an upper limit alone"),
+        (lambda v: v.page_ins[1, "a"] <= v.page_ins[2, "a"], "without coefficients below 0"),
+        (
+            lambda v: v.page_ins[1, "a"] + v.page_ins["a"] <= 1,
+            "'page_ins:a' is no count in a stage",
+        ),
     ],
 )
 def test_what_is_no_linear_relation_of_totals_is_refused(rule, words, caplog):
@@ -323,7 +338,11 @@ def test_a_row_needs_a_name_finite_numbers_and_limits(row, words):
         Constraint(**row)
 
 
-@pytest.mark.parametrize("key", ["page_ins:x", "recomputations:", "bytes", "page_ins"])
+@pytest.mark.parametrize(
+    "key",
+    ["page_ins:x", "recomputations:", "bytes", "page_ins", "page_ins@3:a", "page_ins@x:a",
+     "page_outs@1:a", "page_ins@1:x"],
+)  # fmt: skip
 def test_a_problem_names_keys_that_its_graph_does_not_have(key):
     """Rows from files name nodes and tensors, too."""
     row = Constraint(name="w", terms={key: 1}, upper=1)
@@ -366,6 +385,9 @@ def test_the_simulator_counts_totals():
         (lambda v: v.energy_j <= 86.9, True),
         (lambda v: v.transfer_s >= 0.76, True),
         (lambda v: 0.1 * v.compute_s + 0.2 * v.page_ins["a"] <= 1.0, False),  # 0.8 + 0.2
+        (lambda v: v.page_ins[2, "a"] <= 0, True),
+        (lambda v: v.page_ins[1, "a"] + v.recomputations[2, "a"] <= 0, False),
+        (lambda v: 0.5 * v.page_ins[2, "a"] + v.recomputations[1, "a"] <= 1.4, True),
     ],
 )
 def test_verify_names_a_broken_row(rule, broken):
@@ -383,6 +405,12 @@ def test_an_objective_has_finite_weights(weight):
         PROBLEM.minimizing(lambda v: weight * v.energy_j)
     with pytest.raises(InputError, match=r"^objective: 'energy_j': "):
         replace(PROBLEM, minimize="own", own_objective=(("energy_j", weight),))
+
+
+def test_an_objective_counts_in_all_stages():
+    """A weight of one stage is refused."""
+    with pytest.raises(InputError, match=r"^objective: 'page_ins@1:a'"):
+        PROBLEM.minimizing(lambda v: v.page_ins[1, "a"])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,11 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.memory import MEMORY
+from poetmodel.model.linear import stated_limit
+from poetmodel.model.memory import MEMORY, StepView
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
-from poetmodel.problem import Quantity, over_totals
+from poetmodel.problem import LinearRow, Quantity, over_totals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
     from poetmodel.model.arrays import Model
 
 
@@ -263,6 +267,53 @@ STORAGE = Component(
     AFTER_VARIABLES,
 )
 
+
+def _stage_limits(m: Model) -> None:
+    """Keep the user's own rows over stages: of a relaxation those that are enforced.
+
+    Groups end where coefficients of such a row change, so that one has the same ones in all stages
+    of a group::
+
+        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])
+        + sum(coefficient * paged_out[i])  <=  upper
+    """
+    view = StepView(m)
+    columns = {"recomputed": view.computed, "paged_in": view.paged_in}
+    rows = m.problem.stage_limits
+    state_stage_limits(
+        m,
+        {number: rows[number] for number in sorted(m.grouping.own_rows)},
+        lambda family, index: (
+            m.paged_out.get(index) if family == "paged_out" else columns[family](*index)
+        ),
+    )
+
+
+def state_stage_limits(
+    m: Model, rows: Mapping[int, LinearRow], column: Callable[[str, Any], int | None]
+) -> None:
+    """State rows over stages; `column` finds that of a decision, None where it is zero."""
+    m.begin_rows("stage_limits")
+    for number, row in rows.items():
+        if row.upper < 0:
+            m.add_impossible(number)
+            continue
+        found = ((value, column(*decision)) for value, decision in row.terms if value)
+        terms = {place: value for value, place in found if place is not None}
+        pairs = ((value, place) for place, value in terms.items())
+        limit = LinearRow.of(pairs, upper=row.upper, name="stage_limits", key=number)
+        scaled = stated_limit(m, limit)
+        if scaled is not None:
+            m.add_linear_row(scaled)
+
+
+STAGE_LIMITS = Component(
+    "stage_limits",
+    _stage_limits,
+    "poetmodel: a user's own rows, over stages with equal coefficients",
+    AFTER_VARIABLES,
+)
+
 COMPACT = Formulation(
     "compact",
     (
@@ -274,6 +325,7 @@ COMPACT = Formulation(
         INPUTS,
         MEMORY,
         STORAGE,
+        STAGE_LIMITS,
         *LIMITS_AND_OBJECTIVE,
     ),
 )

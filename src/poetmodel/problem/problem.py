@@ -18,6 +18,7 @@ from poetmodel.problem.objective import (
     TimeSum,
     linear_limits,
     rewards_page_outs,
+    stage_limits,
 )
 from poetmodel.problem.parse import committed, resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
@@ -210,7 +211,9 @@ class Problem:
             linear relation, or a list of them. ``v.recomputations[k]`` is how often node `k` is
             computed beyond the first time, ``v.page_ins[i]`` and ``v.page_outs[i]`` how often
             tensor `i` is paged in and out, ``v.resident[i]`` whether state `i` has its home in RAM;
-            `k` and `i` are positions or names. ``v.bytes_written``,
+            `k` and `i` are positions or names. ``v.recomputations[t, k]`` and ``v.page_ins[t, i]``
+            say whether that happens in stage `t`, the position or name of its node; upper limits on
+            sums of these are kept. ``v.bytes_written``,
             ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are
             those of a whole training step.
 
@@ -383,6 +386,21 @@ class Problem:
     def linear_limits(self) -> tuple[LinearRow, ...]:
         """The limits on sums over decisions: deadline, energy budget and own constraints."""
         return tuple(linear_limits(self))
+
+    @cached_property
+    def stage_limits(self) -> tuple[LinearRow, ...]:
+        """The upper limits on sums over decisions in stages: own constraints, and a stand-in's."""
+        return (*self.stand_in.rows, *stage_limits(self))
+
+    @cached_property
+    def stage_limits_pages(self) -> frozenset[int]:
+        """The tensors whose transfers rows over stages count."""
+        counted = (pair for row in self.stage_limits for pair in row.terms if pair[0])
+        return frozenset(
+            index if family == "paged_out" else index[1]
+            for _, (family, index) in counted
+            if family != "recomputed"
+        )
 
     @cached_property
     def wanted(self) -> Coefficients:

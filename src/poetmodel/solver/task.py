@@ -224,14 +224,14 @@ class Task:
 def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outcome:
     """Go on with ``compact`` where ``lazy`` came to its end with something open.
 
-    What own constraints want for its own sake has no place in a relaxation's groups. Where nothing
+    What own constraints want, for its own sake or by stage, may have no place in a relaxation's
+    groups. Where nothing
     is left to enforce and it fits into no stage of the answer, only stages can tell.
     """
-    candidate, wants = before.candidate, any(any(column) for column in problem.wanted)
+    candidate = before.candidate
+    wants = bool(problem.stage_limits) or any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
-    if problem.stand_in.rows:
-        return before  # which ``compact`` does not state
     from poetmodel.model.building import estimated_build_s
     from poetmodel.solver.monolithic import prove_formulation
 

@@ -149,7 +149,7 @@ def _broken_own_rows(
     relaxation: Relaxation, result: Disaggregation, x: NDArray[Any]
 ) -> dict[int, frozenset[int]]:
     """Return the rows over stages that an answer breaks on stages."""
-    stated = relaxation.problem.stand_in.rows
+    stated = relaxation.problem.stage_limits
     if not stated:
         return {}
     out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
