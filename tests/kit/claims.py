@@ -542,8 +542,15 @@ def total(m, problem, terms):
     expression = 0
     for key, weight in terms:
         kind, _, name = key.partition(":")
+        kind, at, stage = kind.partition("@")
         if key == "constant":
             expression += weight
+        elif at:
+            again = kind == "recomputations"
+            relation, index = (m.R, graph.node_index) if again else (m.M_in, graph.tensor_index)
+            place = (int(stage), index[name])
+            is_first = again and place[0] == place[1]
+            expression += 0 if is_first or place not in relation else weight * relation[place]
         elif key in sums:
             compute, page_in, page_out = sums[key]
             single = sum(compute) if key in ("energy_j", "compute_s") else 0

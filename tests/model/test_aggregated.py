@@ -26,7 +26,7 @@ from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.problem import LinearRow, Problem
+from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 
 
@@ -75,9 +75,9 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing():
     """They are offered in every group that the row has up to the last use, kept for free or not."""
     problem = scarce_problem("waiting", 9, minimize="energy")
     n = len(problem.graph.nodes)
-    paged_in = [(t, i) for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)]
-    row = LinearRow.of([(1, ("paged_in", index)) for index in paged_in], name="few", upper=0)
-    stated = problem.surrogate(rows=(row,))
+    stated = problem.subject_to(
+        few=lambda v: sum(v.page_ins[t, i] for t in range(n) for i in v.page_ins) <= 0
+    )
     recomputable = recomputable_nodes(stated)
     grouping = Grouping(n).add([n // 2], own={0: frozenset(range(n))})
     found = build_relaxation(stated, grouping, recomputable)

@@ -20,15 +20,12 @@ from poetmodel.problem import (
     Coefficients,
     Constraint,
     DeadlineCounts,
-    LinearRow,
     Problem,
     Quantity,
     weighted,
 )
 from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
 from poetmodel.schedule import simulate
-from poetmodel.solver import solve
-from poetmodel.solver.outcome import accepted, as_candidate
 
 
 def paid(schedule, coefficients):
@@ -166,12 +163,6 @@ def test_a_reference_changes_units_alone():
     fastest = surrogate.without(Quantity.TIME, minimize="time")
     assert fastest.objective.reference is None
     assert fastest.stand_in.transfer_share == 0.5
-    problem = skip_problem()
-    surrogate = problem.surrogate(never_recomputed=frozenset({1}))
-    again = surrogate.surrogate(reference_value=2.0)
-    for found in (surrogate, again, replace(again, paging=False)):
-        assert not found.may_recompute(1)
-        assert found.may_recompute(0) == problem.may_recompute(0)
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
@@ -185,25 +176,6 @@ def test_the_time_of_a_surrogate_is_its_sum(share, value):
     objective = problem_of("time").surrogate(transfer_share=share).objective
     assert objective.overhead(simulation) == value
     assert problem_of("time").objective.overhead(simulation) == 1.0
-
-
-def test_a_row_over_stages_is_kept_by_what_is_done_in_them():
-    """A schedule that breaks one is not accepted, though it keeps every rule."""
-    problem = skip_problem(ram=12)
-    schedule = solve(problem).require_schedule()
-    family = "paged_in" if schedule.M_in else "recomputed"
-    done = next(iter(schedule.M_in or schedule.R))
-    terms = [(2, (family, done)), (1, ("paged_out", 0))]
-    row = LinearRow.of(terms, name="once", upper=1)
-    assert row.is_kept({("paged_out", 0)}.__contains__)
-    assert not row.is_kept({(family, done)}.__contains__)
-    assert accepted(problem, schedule) is not None
-    limited = problem.surrogate(rows=(row,))
-    candidate = as_candidate(limited, schedule)
-    assert candidate.violations == ("constraint 'once' is broken",)
-    assert accepted(limited, schedule) is None
-    roomy = problem.surrogate(rows=(replace(row, upper=3),))
-    assert accepted(roomy, schedule) is not None
 
 
 # -- totals --------------------------------------------------------------------------------------

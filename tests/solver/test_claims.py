@@ -168,7 +168,7 @@ MATRIX = (
     Row("state rows", BOTH, 6, 0, 100, options={"time_limit": 0.02}),
     Row("state rows", BOTH, 0, 0, 100, options={"time_limit": 0.1}),
     # Upper limits on what happens in stages.
-    Row("stage rows", MODELS, 10, 20, 400),
+    Row("stage rows", (*MODELS, "by hand"), 10, 20, 400),
     Row("stage rows", BOTH, 0, 0, 100, OTHERS),
     Row("stage rows", BOTH, 0, 0, 100, options={"gap": 0.5}),
     Row("stage rows", BOTH, 5, 0, 100, options={"time_limit": 0.02}),

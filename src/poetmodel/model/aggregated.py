@@ -142,9 +142,8 @@ def stages_of_change(row: LinearRow) -> frozenset[int]:
     Between two of them it does not tell stages apart.
     """
     stages: dict[int, dict[tuple[str, int], float]] = {}
-    for value, (family, index) in row.terms:
-        if family != "paged_out":
-            stages.setdefault(index[0], {})[family, index[1]] = value
+    for value, (family, (t, item)) in row.terms:
+        stages.setdefault(t, {})[family, item] = value
     changes: set[int] = set()
     group: dict[tuple[str, int], float] = {}
     for t in sorted(stages):

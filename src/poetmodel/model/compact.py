@@ -15,8 +15,7 @@ from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
 from poetmodel.problem import LinearRow, Quantity, over_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+    from collections.abc import Iterable
 
     from poetmodel.model.arrays import Model
 
@@ -274,33 +273,23 @@ def _stage_limits(m: Model) -> None:
     Groups end where coefficients of such a row change, so that one has the same ones in all stages
     of a group::
 
-        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])
-        + sum(coefficient * paged_out[i])  <=  upper
+        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])  <=  upper
     """
-    view = StepView(m)
+    state_stage_limits(m, StepView(m), m.grouping.own_rows)
+
+
+def state_stage_limits(m: Model, view: StepView, numbers: Iterable[int]) -> None:
+    """State some of the user's own rows over stages."""
     columns = {"recomputed": view.computed, "paged_in": view.paged_in}
-    rows = m.problem.stage_limits
-    state_stage_limits(
-        m,
-        {number: rows[number] for number in sorted(m.grouping.own_rows)},
-        lambda family, index: (
-            m.paged_out.get(index) if family == "paged_out" else columns[family](*index)
-        ),
-    )
-
-
-def state_stage_limits(
-    m: Model, rows: Mapping[int, LinearRow], column: Callable[[str, Any], int | None]
-) -> None:
-    """State rows over stages; `column` finds that of a decision, None where it is zero."""
     m.begin_rows("stage_limits")
-    for number, row in rows.items():
+    for number in sorted(numbers):
+        row = m.problem.stage_limits[number]
         if row.upper < 0:
             m.add_impossible(number)
             continue
-        found = ((value, column(*decision)) for value, decision in row.terms if value)
-        terms = {place: value for value, place in found if place is not None}
-        pairs = ((value, place) for place, value in terms.items())
+        found = ((value, columns[family](*index)) for value, (family, index) in row.terms if value)
+        terms = {column: value for value, column in found if column is not None}
+        pairs = ((value, column) for column, value in terms.items())
         limit = LinearRow.of(pairs, upper=row.upper, name="stage_limits", key=number)
         scaled = stated_limit(m, limit)
         if scaled is not None:

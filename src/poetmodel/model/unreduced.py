@@ -155,10 +155,7 @@ def _storage(m: Model) -> None:
 
 def _stage_limits(m: Model) -> None:
     """Keep the user's own rows over stages."""
-    view = TriangleRelations(m)
-    columns = {"recomputed": view.computed, "paged_in": view.paged_in}
-    rows = dict(enumerate(m.problem.stage_limits))
-    state_stage_limits(m, rows, lambda family, index: columns[family](*index))
+    state_stage_limits(m, TriangleRelations(m), range(len(m.problem.stage_limits)))
 
 
 UNREDUCED = Formulation(

@@ -60,13 +60,8 @@ class StandIn:
     """The value of a valid schedule, above 0: the minimized quantity beyond what every schedule
     pays. Models state the quantity in thousandths of it, and whatever costs more than twice as much
     by itself as twice as much: only better schedules matter."""
-    never_recomputed: frozenset[int] = frozenset()
-    """Nodes that are computed once, beside those of which the graph says so."""
     wants_page_outs: bool = False
     """Whether what was added to a model may want page-outs that no page-in needs."""
-    rows: tuple[LinearRow, ...] = ()
-    """Further rows over stages, with an upper side and no value below 0. Each has every stage in
-    which what it counts is offered, if only with 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,8 +272,7 @@ class Problem:
 
     def may_recompute(self, k: int) -> bool:
         """Return whether node `k` may be computed a second time."""
-        once = k in self.stand_in.never_recomputed
-        return self.recompute and self.graph.nodes[k].recomputable and not once
+        return self.recompute and self.graph.nodes[k].recomputable
 
     @property
     def resident_bytes(self) -> int:
@@ -389,18 +383,14 @@ class Problem:
 
     @cached_property
     def stage_limits(self) -> tuple[LinearRow, ...]:
-        """The upper limits on sums over decisions in stages: own constraints, and a stand-in's."""
-        return (*self.stand_in.rows, *stage_limits(self))
+        """The own constraints that count in stages, as rows over decisions."""
+        return tuple(stage_limits(self))
 
     @cached_property
     def stage_limits_pages(self) -> frozenset[int]:
-        """The tensors whose transfers rows over stages count."""
+        """The tensors whose page-ins own constraints count in stages."""
         counted = (pair for row in self.stage_limits for pair in row.terms if pair[0])
-        return frozenset(
-            index if family == "paged_out" else index[1]
-            for _, (family, index) in counted
-            if family != "recomputed"
-        )
+        return frozenset(i for _, (family, (_, i)) in counted if family == "paged_in")
 
     @cached_property
     def wanted(self) -> Coefficients:

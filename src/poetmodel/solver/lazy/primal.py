@@ -12,7 +12,6 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.model.aggregated import stages_of_change
-from poetmodel.problem.rows import over_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
@@ -141,19 +140,17 @@ def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> Broken
     return BrokenRows(
         [t for t in stages if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
-        _broken_own_rows(relaxation, result, x),
+        _broken_own_rows(relaxation, result),
     )
 
 
-def _broken_own_rows(
-    relaxation: Relaxation, result: Disaggregation, x: NDArray[Any]
-) -> dict[int, frozenset[int]]:
+def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int, frozenset[int]]:
     """Return the rows over stages that an answer breaks on stages."""
     stated = relaxation.problem.stage_limits
     if not stated:
         return {}
-    out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
-    chosen = over_stages(result.recomputed, result.paged_in, out)
+    chosen = {("recomputed", index) for index in result.recomputed}
+    chosen.update(("paged_in", index) for index in result.paged_in)
     return {
         number: stages_of_change(row)
         for number, row in enumerate(stated)
