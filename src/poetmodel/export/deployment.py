@@ -23,6 +23,8 @@ measured on Cortex-M cores, checksums of pages aside."""
 STACK_BYTES: Final = 1536
 """What is reserved for the stack unless another size is wanted [B]. Cortex-M cores needed between
 1,280 and 1,408 at most: for Adam with state that is read in place."""
+WORD_BYTES: Final = 4
+"""Each input of a batch begins at a multiple of this [B]."""
 NEARLY_FULL: Final = 0.9
 """Share of the flash that generations leave free where two fit, and above which there is a
 warning."""
@@ -319,7 +321,8 @@ def gradient_slot(value: NamedTensor) -> str:
 
 def input_bytes(step: LoweredStep) -> int:
     """Return the size of a batch, which is in RAM for all of a step [B]."""
-    return sum(step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+    sizes = (step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+    return sum(aligned(size, WORD_BYTES) for size in sizes)
 
 
 def output_bytes(step: LoweredStep) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
@@ -23,6 +24,7 @@ from poetmodel.export.flash import check_flash, program_sizes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
+from poetmodel.export.tables import with_byte_inputs
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
@@ -34,6 +36,8 @@ from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep
     from poetmodel.plan import Plan
@@ -70,6 +74,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     commit_every: int = 1,
     checksum: bool = True,
     infer: bool = False,
+    byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
     shared_kernels: str | Path | None = None,
@@ -119,6 +124,10 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer : bool
         Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
         been captured with it.
+    byte_inputs : mapping
+        Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
+        ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
+        each channel, and an offset that is added. Inputs that are bytes already need none.
     prefix : str
         What all names of C begin with: two steps of other prefixes link into one program.
     weights : {'c', 'binary'}
@@ -158,6 +167,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
+    step = with_byte_inputs(step, byte_inputs)
     if type(commit_every) is not int or commit_every < 1:
         raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
     commit = commit or commit_every > 1

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,7 @@ from poetmodel.export.kernels import (
 from poetmodel.export.packaging import command_block, template_words
 from poetmodel.export.source import BINARY_WEIGHTS, StepSource
 from poetmodel.export.step import DataType, Weights
+from poetmodel.export.tables import BYTES, tables_of
 from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
@@ -234,7 +236,7 @@ def manifest(
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),
         "status": None if result is None else str(result.status),
-        "inputs": [_value(value) for value in step.inputs],
+        "inputs": [{**_value(value), **_tables(step, value)} for value in step.inputs],
         "outputs": [_value(value) for value in _outputs(step)],
         "states": [
             {**_value(value), "home": _home(value, source), "pieces": len(value.pieces)}
@@ -288,6 +290,20 @@ def _value(value: NamedTensor) -> dict[str, Any]:
         "dtype": _DTYPES[value.type],
         "bytes": elements(value) * value.type.itemsize,
     }
+
+
+def _tables(step: LoweredStep, value: NamedTensor) -> dict[str, Any]:
+    """Return the tables that convert an input of bytes: a row for all channels, or one for each."""
+    if value.type is DataType.REAL:
+        return {}
+    names = tables_of(step, value)
+    rows = [step.values[name].reshape(-1, BYTES).astype(float).tolist() for name in names]
+    return {"tables": [[_numbers(row) for row in table] for table in rows]} if rows else {}
+
+
+def _numbers(row: Sequence[float]) -> list[float | str]:
+    """Return numbers as JSON has them; those that are not finite by their names."""
+    return [number if math.isfinite(number) else str(number) for number in row]
 
 
 def _home(value: NamedTensor, source: StepSource) -> str:

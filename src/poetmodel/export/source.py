@@ -412,7 +412,8 @@ int pm_use_arena(void *arena, size_t bytes);
 /* 0, or an error number; state is then as it was exported. */
 int pm_init(void);
 
-/* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t.
+/* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t,
+   bytes uint8_t.
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
    other group stays the same multiple of it as when this was exported.{accumulate}
    With PM_TORN some state is new already; with any other error all state is as before. */

@@ -153,6 +153,14 @@ class Call:
         named = [a.buffer for a in self.arguments if isinstance(a, Ref)]
         return tuple(dict.fromkeys([*named, *([self.where.counter.buffer] if self.where else [])]))
 
+    def renamed(self, names: Mapping[str, str]) -> Call:
+        """Return the call with pointers to other buffers, which have these names."""
+        arguments = (
+            Ref(names.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
+            for a in self.arguments
+        )
+        return replace(self, arguments=tuple(arguments))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* pm.h defines PM_INPUTS, PM_STATES, PM_NODES, PM_GRADIENTS (0 with an optimizer), PM_INPUT_BYTES (of all inputs,
-   4 for each element), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with all
+   each in whole words), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with all
    generations), PM_PAGE_SLOTS (those in blocks of their own, the first ones), PM_STATE_SLOTS (of one generation),
    PM_GENERATIONS, PM_COMMIT (0 or 1), PM_COMMIT_EVERY, PM_STATE_SUMS (0 or 1: committed state has checksums), PM_MAPPED
    (0 or 1: storage is read like RAM), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a number made from the
