@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, inference_slot
 from poetmodel.export.fusing import FUSED
-from poetmodel.export.kernels import changed
+from poetmodel.export.kernels import changed, parameters
 from poetmodel.export.loops import call_refs
 from poetmodel.export.ranges import Indices, indices_of, traced
 from poetmodel.export.step import (
@@ -284,7 +284,16 @@ class ProgramSource:
         return False
 
     def _line(self, call: Call) -> str:
-        return self._made(call, f"{call.kernel}({', '.join(map(self._word, call.arguments))});")
+        words = map(self._word_for, parameters(call.kernel), call.arguments)
+        return self._made(call, f"{call.kernel}({', '.join(words)});")
+
+    def _word_for(self, wanted: str, argument: Argument) -> str:
+        """Return an argument as a parameter takes it: bytes with a sign by their bits too."""
+        word = self._word(argument)
+        if wanted != "const uint8_t *" or not isinstance(argument, Ref):
+            return word
+        signed = self.step.buffers[argument.buffer].type is DataType.INT8
+        return f"({wanted})({word})" if signed else word
 
     def _made(self, call: Call, line: str) -> str:
         """Return what makes a call where it is to be made."""

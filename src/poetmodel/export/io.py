@@ -370,7 +370,8 @@ def _fits(step: LoweredStep, wanted: str, argument: Argument) -> bool:
     is_pointer = wanted.endswith("*")
     if isinstance(argument, Ref):
         buffer = step.buffers.get(argument.buffer)
-        return is_pointer and (buffer is None or buffer.type.c_name in wanted.split())
+        signed = buffer is not None and buffer.type is DataType.INT8 and wanted == "const uint8_t *"
+        return is_pointer and (buffer is None or buffer.type.c_name in wanted.split() or signed)
     if isinstance(argument, tuple):
         return wanted == "const int32_t *" and all(abs(number) < 2**31 for number in argument)
     if isinstance(argument, int):

@@ -78,7 +78,11 @@ def _sketch(deployment: Deployment) -> Iterator[tuple[str, str]]:
     """Yield what an Arduino sketch says of a step: its arrays, and the wires to its storage."""
     inputs = [(k, value, elements(value)) for k, value in enumerate(deployment.step.inputs)]
     yield "ARRAYS", "\n".join(f"static {v.type.c_name} x{k}[{size}];" for k, v, size in inputs)
-    noise = {DataType.REAL: "random(-1000, 1001) / 1000.0f", DataType.UINT8: "random(256)"}
+    noise = {
+        DataType.REAL: "random(-1000, 1001) / 1000.0f",
+        DataType.UINT8: "random(256)",
+        DataType.INT8: "random(-128, 128)",
+    }
     yield (
         "FILL",
         "\n".join(

@@ -414,7 +414,7 @@ int pm_use_arena(void *arena, size_t bytes);
 int pm_init(void);
 
 /* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t,
-   bytes uint8_t.
+   bytes uint8_t or int8_t.
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
    other group stays the same multiple of it as when this was exported.{accumulate}
    With PM_TORN some state is new already; with any other error all state is as before. */

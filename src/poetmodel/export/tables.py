@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""
-_TYPES: Final = {"uint8": DataType.UINT8}
+_TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 """Types of bytes that an input may have."""
 
 

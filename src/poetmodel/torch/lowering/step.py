@@ -200,7 +200,7 @@ class StepLowering:
         if kind is None:
             raise CaptureError(
                 f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, "
-                "torch.int64, torch.int32 or torch.bool: exported code has no other types"
+                "torch.int64, torch.int32, torch.uint8, torch.int8 or torch.bool: exported code has no other types"
             )
         return kind
 
@@ -415,6 +415,7 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
         DataType.REAL: torch.float32,
         DataType.INT32: torch.int32,
         DataType.UINT8: torch.uint8,
+        DataType.INT8: torch.int8,
     }
     array: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
     return array
