@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.errors import InputError, listed
-from poetmodel.export.loops import merged
+from poetmodel.export.loops import call_refs, merged
 from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Node, Phase, Tensor
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""
+LOOKUP: Final = "pm_lookup"
+"""The kernel that converts bytes by a table."""
 _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 """Types of bytes that an input may have."""
 
@@ -30,9 +32,9 @@ def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
     """Return the tables by which a step reads an input, in the order of their first use."""
     found: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
-        match call:
-            case Call("pm_lookup", (_, Ref(x), Ref(table), *_)) if x == value.pieces[0].buffer:
-                found[table] = None
+        if call.kernel == LOOKUP:
+            _, x, table = call_refs(call)
+            found.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
     return tuple(found)
 
 
@@ -111,7 +113,7 @@ def _converted(
     old = value.pieces[0].buffer
     shape, elements = value.shape, step.buffers[old].elements
     new = _free("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
-    call = Call("pm_lookup", (Ref(new), Ref(old), Ref(table), _shape(name, shape, channels)))
+    call = Call(LOOKUP, (Ref(new), Ref(old), Ref(table), _shape(name, shape, channels)))
     nodes, calls, is_there = [], [], False
     for node, of_node in zip(step.graph.nodes, step.calls, strict=True):
         if any(old in made.buffers for made in of_node):
