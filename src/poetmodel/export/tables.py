@@ -24,6 +24,10 @@ BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""
 LOOKUP: Final = "pm_lookup"
 """The kernel that converts bytes by a table."""
+_IMAGE: Final = 3
+"""Dimensions of one image, whose channels come first."""
+_NUMBERS: Final = 2
+"""A scale and an offset."""
 _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 """Types of bytes that an input may have."""
 
@@ -56,10 +60,11 @@ class ByteInput:
         except ValueError:
             numbers = [(math.nan,)]
         finite = all(math.isfinite(number) for part in numbers for number in part)
-        if kind not in _TYPES or len(rest) > len(cls.__slots__) - 1 or not finite:
+        channels = {len(part) for part in numbers} - {1}
+        if kind not in _TYPES or len(rest) > _NUMBERS or len(channels) > 1 or not finite:
             raise InputError(
-                f"{field}: expected {' or '.join(_TYPES)}, a scale and an offset, such as "
-                f"uint8:0.0039 or uint8:0.01,0.02,0.01:-1.5, got {text!r}"
+                f"{field}: expected {' or '.join(_TYPES)}, a scale and an offset, each one number "
+                f"or one a channel, such as uint8:0.0039 or uint8:0.01,0.02,0.01:-1.5, got {text!r}"
             )
         return cls(_TYPES[kind], *numbers)
 
@@ -141,12 +146,13 @@ def _converted(
 
 def _shape(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the shape table of a lookup: result, bytes, and where the row of a channel begins."""
-    wanted = (d for d in (1, 0) if d < len(shape) and channels in (1, shape[d]))
+    places = {1: (0,), _IMAGE: (0, 1)}.get(len(shape), (1,))
+    wanted = (d for d in places if d < len(shape) and channels in (1, shape[d]))
     dimension = next(wanted, None if channels > 1 else 0)
     if dimension is None:
         raise InputError(
-            f"byte_inputs: {name}: expected one number, or as many as channels, the second of "
-            f"{list(shape)}; got {channels}"
+            f"byte_inputs: {name}: expected one number, or one for each channel, the "
+            f"{'first' if 0 in places else 'second'} dimension of {list(shape)}; got {channels}"
         )
     inside, outside = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
     sizes = (inside, math.prod(shape[dimension : dimension + 1]), outside)
