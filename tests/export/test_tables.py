@@ -35,7 +35,7 @@ KINDS = (torch.uint8, torch.int8)
 class Seen(nn.Module):
     """A convolution of what a function makes of an image, or of sequences of numbers."""
 
-    def __init__(self, look=lambda own, x: x):
+    def __init__(self, look=lambda _, x: x):
         super().__init__()
         self.look = look
         self.mean = nn.Buffer(torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
@@ -50,7 +50,7 @@ class Seen(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def from_lists(own, x):
+def from_lists(_, x):
     """Normalize as torchvision does, by lists of numbers."""
     x = x.to(torch.float32).div(255)
     mean, std = (torch.as_tensor(each, dtype=x.dtype) for each in ([0.5, 0.4, 0.3], [0.2] * 3))
@@ -58,19 +58,19 @@ def from_lists(own, x):
 
 
 LOOKS = {
-    "scaled": (1, lambda own, x: x.to(torch.float32) / 255),
-    "divided": (1, lambda own, x: x / 255),
+    "scaled": (1, lambda _, x: x.to(torch.float32) / 255),
+    "divided": (1, lambda _, x: x / 255),
     "normalized": (3, lambda own, x: (x.float() / 255 - own.mean) / own.std),
     "of lists": (3, from_lists),
-    "alike": (1, lambda own, x: (x.float() - torch.full((3, 1, 1), 127.5)) * 0.01),
+    "alike": (1, lambda _, x: (x.float() - torch.full((3, 1, 1), 127.5)) * 0.01),
     "rows first": (
         3, lambda own, x: ((x.permute(0, 3, 1, 2).float() - own.mean) / own.std).contiguous()
     ),
     "rows": (
         3, lambda own, x: ((x / 255 - own.mean.view(3)) / own.std.view(3)).permute(0, 3, 1, 2)
     ),
-    "wrapped": (1, lambda own, x: (x * 3 + 7).float().clamp(3, 200).sqrt()),
-    "chosen": (1, lambda own, x: torch.where(x > 100, x.float(), 0.5)),
+    "wrapped": (1, lambda _, x: (x * 3 + 7).float().clamp(3, 200).sqrt()),
+    "chosen": (1, lambda _, x: torch.where(x > 100, x.float(), 0.5)),
 }  # fmt: skip
 """What models make of bytes: the rows of the table, and the function."""
 
@@ -96,7 +96,7 @@ def pair(look, kind=torch.uint8, *, infer=False):
     x = image(look, kind)
     seen = model.look(model, x).detach().contiguous()
     plain = copy.deepcopy(model)
-    plain.look = lambda own, x: x
+    plain.look = lambda _, x: x
     return [
         (given, lowered(each, given, infer=infer)) for each, given in ((model, x), (plain, seen))
     ]
@@ -140,11 +140,11 @@ def test_a_table_has_the_bits_of_what_a_model_makes_of_bytes(look, kind):
 @pytest.mark.parametrize(
     ("rows", "look"),
     [
-        ([1], lambda own, x: x.float() * torch.arange(8.0)),
+        ([1], lambda _, x: x.float() * torch.arange(8.0)),
         ([1], lambda own, x: x.float() - own.first.bias[:3].view(3, 1, 1)),
-        ([1, 1], lambda own, x: x.float() - (x.float() / 2).mean()),
-        ([1], lambda own, x: functional.dropout(x.float(), 0.5)),
-        ([], lambda own, x: x.flip(3).float()),
+        ([1, 1], lambda _, x: x.float() - (x.float() / 2).mean()),
+        ([1], lambda _, x: functional.dropout(x.float(), 0.5)),
+        ([], lambda _, x: x.flip(3).float()),
     ],
     ids=["places", "trained", "mean", "random", "moved"],
 )
@@ -235,7 +235,7 @@ def test_a_program_of_the_host_reads_bytes_and_its_folder_says_so(tmp_path):
 
 def test_numbers_that_are_not_finite_are_in_a_manifest(tmp_path):
     """JSON has no infinity."""
-    model = Seen(lambda own, x: x.float().log().clamp(max=1.0) * 0 + x.float().log())
+    model = Seen(lambda _, x: x.float().log().clamp(max=1.0) * 0 + x.float().log())
     export_step(lowered(model, image("")), tmp_path)
     document = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     assert document["inputs"][0]["tables"][0][0][0] == "nan"
@@ -308,6 +308,6 @@ def test_the_command_takes_bytes(tmp_path):
 
 def test_truth_values_are_no_inputs():
     """Bytes are; what a step takes is said."""
-    model = Seen(lambda own, x: x.float())
+    model = Seen(lambda _, x: x.float())
     with pytest.raises(CaptureError, match="truth values; expected float32, integers or bytes"):
         lowered(model, torch.ones(2, 3, 8, 8, dtype=torch.bool))

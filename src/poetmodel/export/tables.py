@@ -119,14 +119,20 @@ def _converted(
     shape, elements = value.shape, step.buffers[old].elements
     new = _free("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
     call = Call(LOOKUP, (Ref(new), Ref(old), Ref(table), _shape(name, shape, channels)))
-    nodes, calls, is_there = [], [], False
+    nodes: list[Node] = []
+    calls: list[tuple[Call, ...]] = []
+    is_there = False
     for node, of_node in zip(step.graph.nodes, step.calls, strict=True):
         if any(old in made.buffers for made in of_node):
             if not is_there:
                 tensor = Tensor(name=new, bytes=elements * DataType.REAL.itemsize)
                 nodes.append(
                     Node(
-                        name=new, op="lookup", phase=Phase.FORWARD, outputs=(tensor,), flops=elements
+                        name=new,
+                        op="lookup",
+                        phase=Phase.FORWARD,
+                        outputs=(tensor,),
+                        flops=elements,
                     )
                 )
                 calls.append((call,))

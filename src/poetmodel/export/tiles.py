@@ -34,8 +34,9 @@ def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     """Return a step in which no tensor that can be in slices is larger than so many bytes.
 
     Tensors that operators take channel by channel are a group, and in the same slices: as few as
-    there can be, of multiples of four channels; of an input of bytes single ones. A group without a larger tensor stays whole, and so
-    does what a kernel reads or writes that takes no ranges of channels.
+    there can be, of multiples of four channels; of an input of bytes single ones. A group without a
+    larger tensor stays whole, and so does what a kernel reads or writes that takes no ranges of
+    channels.
     """
     whole, kept = parted(step), set(step.handed_out)
     while True:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.step import DataType, LoweredStep, NamedTensor, Ref
+from poetmodel.export.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Phase
 from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
@@ -146,9 +146,7 @@ def _sharing(step: LoweredStep, inference: LoweredStep) -> LoweredStep:
 
     return replace(
         inference,
-        calls=tuple(
-            tuple(call.renamed(others) for call in calls) for calls in inference.calls
-        ),
+        calls=tuple(tuple(call.renamed(others) for call in calls) for calls in inference.calls),
         buffers={others.get(name, name): buffer for name, buffer in inference.buffers.items()},
         values=own,
     )

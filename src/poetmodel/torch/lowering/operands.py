@@ -214,7 +214,12 @@ def named(op: Lowering) -> str:
 
 # -- what kernels are told about tensors -------------------------------------------------------
 
-SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte", DataType.INT8: "_int8"}
+SUFFIX: Final = {
+    DataType.REAL: "",
+    DataType.INT32: "_int",
+    DataType.UINT8: "_byte",
+    DataType.INT8: "_int8",
+}
 """Ending of a kernel's name if there is one for each type."""
 
 _WORDS: Final = {

@@ -200,7 +200,8 @@ class StepLowering:
         if kind is None:
             raise CaptureError(
                 f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, "
-                "torch.int64, torch.int32, torch.uint8, torch.int8 or torch.bool: exported code has no other types"
+                "torch.int64, torch.int32, torch.uint8, torch.int8 or torch.bool: exported code "
+                "has no other types"
             )
         return kind
 

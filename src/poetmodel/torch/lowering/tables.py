@@ -36,14 +36,12 @@ _FEW: Final = 16
 """So many channels always have tables; more where these are smaller than the real numbers."""
 
 
-@torch.library.custom_op(
+@torch.library.custom_op(  # type: ignore[untyped-decorator, unused-ignore]
     "poetmodel::lookup",
     mutates_args=(),
     schema="(Tensor x, Tensor rows, int dimension, int[] strides) -> Tensor",
 )
-def lookup(
-    x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]
-) -> torch.Tensor:
+def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
     """Return for each byte what a table has for it: its only row, or that of its channel."""
     out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTES
     if len(rows) == 1:
