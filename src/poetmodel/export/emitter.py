@@ -237,7 +237,7 @@ class ProgramSource:
             yield from self._row_by_row(call)
         elif call.kernel in FUSED.values():
             yield from self._filter_by_filter(call)
-        elif self.deployment.commit:
+        elif self.deployment.rotating:
             yield from self._one_by_one(calls, place, written)
         else:
             yield from self._piecewise((call,), written & self._mapped)
@@ -252,7 +252,7 @@ class ProgramSource:
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
         adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
-        if not (self.deployment.commit and adding and self._written.intersection(sums)):
+        if not (self.deployment.rotating and adding and self._written.intersection(sums)):
             yield self._line(call)
             return
         (to, old), (add,) = call_refs(call), adding
@@ -355,7 +355,7 @@ class ProgramSource:
         count = max(buffers[name].elements for name in targets)
         most = _PIECE if len(pieces) <= _MANY_PIECES else _PIECE // 2
         begin = "{"
-        if not self.deployment.commit and targets <= self._written:
+        if not self.deployment.rotating and targets <= self._written:
             # The new values are there, and would be erased by being written again as they are.
             (call,) = calls
             begin, calls = self._made(call, begin), (replace(call, where=None),)
@@ -499,7 +499,7 @@ class ProgramSource:
             return _plus(self._callers[name], ref.offset)
         if name in self._mapped:
             way = "NEW" if name in self._written and not old else "OLD"
-            commits = name in self.deployment.generation
+            commits = name in self.deployment.rotating
             slot = f"PM_{way}({self._slot[name]})" if commits else f"{self._slot[name]}"
             pointer = f"((const {kind.c_name} *)pm_page_address({slot}))"
             return _plus(pointer, ref.offset)
@@ -516,8 +516,8 @@ class ProgramSource:
     def _slot_of(self, name: str) -> str:
         old = self._old.get(name)
         if old is not None:
-            return f"PM_NEW({self._slot[old]})" if self.deployment.commit else str(self._slot[old])
-        if name in self.deployment.generation:
+            return f"PM_NEW({self._slot[old]})" if self.deployment.rotating else str(self._slot[old])
+        if name in self.deployment.rotating:
             return f"PM_OLD({self._slot[name]})"
         own = self.inference is None or name in self._state
         return str(self._slot[name if own else inference_slot(name)])

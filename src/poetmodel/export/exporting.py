@@ -173,12 +173,13 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     commit = commit or commit_every > 1
     if commit and board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
-    if commit and board.is_volatile:
+    if commit and board.is_volatile and (board.flash is None or not board.flash.storage_bytes):
         raise InputError(
-            f"commit: the storage of {board.name} forgets without power, and no driver of the "
-            "folder writes state to its flash; choose a device whose storage keeps it"
+            f"commit: the storage of {board.name} forgets without power, and no [flash] of it may "
+            "take state; state its storage_bytes, or choose a device whose storage keeps state"
         )
-    unit_bytes = GenerationLayout.on(board).write_unit_bytes if commit else 1
+    in_place = commit and not board.is_volatile
+    unit_bytes = GenerationLayout.on(board).write_unit_bytes if in_place else 1
     if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
         raise InputError(
             f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
@@ -225,7 +226,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
-    _check_storage(deployment.least_stored_bytes, board, commit=deployment.commit)
+    _check_storage(deployment.least_stored_bytes, board, commit=bool(deployment.rotating))
     source = StepSource(deployment, Weights.of(step))
     deployment = replace(deployment, program=program_sizes(deployment, source))
     check_flash(deployment)
@@ -292,17 +293,23 @@ def _inference(
 
 
 def _check_storage(stored_bytes: int, device: Device, *, commit: bool) -> None:
-    """Raise if the storage of the device has no room for what a step keeps there [B]."""
-    if device.aux_bytes is None or stored_bytes <= device.aux_bytes:
+    """Raise if the storage of the device has no room for what a step keeps there [B].
+
+    Generations of state are in its flash where its storage forgets.
+    """
+    flash = device.flash if commit and device.is_volatile else None
+    room = device.aux_bytes if flash is None else flash.storage_bytes
+    if room is None or stored_bytes <= room:
         return
-    what, advice = "what is kept there", "give more ram"
+    what, advice, blocks = "what is kept there takes", "give more ram", ""
     if commit:
-        what = "both generations of all state there"
+        what = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
-    block = GenerationLayout.on(device).erase_block_bytes
+    if commit or not device.is_volatile:
+        blocks = f" in blocks of {GenerationLayout.on(device).erase_block_bytes:,} B"
     raise BudgetError(
-        f"storage: {what} takes {stored_bytes:,} B in blocks of {block:,} B, and device "
-        f"{device.name} has {device.aux_bytes:,} B; {advice}"
+        f"{'storage' if flash is None else 'flash'}: {what} {stored_bytes:,} B{blocks}, and device "
+        f"{device.name} has {room:,} B; {advice}"
     )
 
 

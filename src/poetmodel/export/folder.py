@@ -181,8 +181,10 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 
 
 def _config(deployment: Deployment) -> str:
-    """Return what the Makefile has to know; storage that is read like RAM cannot be a file."""
-    driver = "DRIVER ?= ram\n" if deployment.plan.memory_mapped else ""
+    """Return what the Makefile has to know; what is read like RAM, or forgets, is no file."""
+    in_memory = deployment.plan.memory_mapped or deployment.saves
+    driver = "DRIVER ?= ram\n" if in_memory else ""
+    driver += "FLASH ?= file\n" if deployment.saves else ""
     shared = deployment.shared_kernels
     kernels = "" if shared is None else f"SHARED := {shared}\n"
     sizes = f"RAM_SIZE = {deployment.ram_bytes}\nSTACK_SIZE = {deployment.stack_bytes}\n"
@@ -202,6 +204,7 @@ def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
 def _needed(name: str, deployment: Deployment) -> bool:
     """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
     needed = {"src/pm_commit.c": deployment.commit, "examples/Train/storage.c": deployment.slots}
+    needed["examples/Train/flash.c"] = deployment.saves
     return name != "pm_driver.h" and bool(needed.get(name, True))
 
 
@@ -229,6 +232,7 @@ def manifest(
         "updates": step.learning_rate is not None,
         **({"accumulate": step.accumulate} if step.accumulate > 1 else {}),
         "commit": deployment.commit,
+        **({"commits_to": "flash"} if deployment.saves else {}),
         **({"commit_every": deployment.commit_every} if deployment.commit_every > 1 else {}),
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),

@@ -53,6 +53,9 @@ extern const pm_buffer_t pm_buffers[];
 extern const pm_piece_t pm_pieces[];
 extern const pm_pieces_t pm_state_pieces[];
 extern const pm_gradient_t pm_gradients[];
+#if PM_VOLATILE
+extern const uint32_t pm_saved[]; /* the buffers of a generation, in the order of its slots */
+#endif
 
 #define PM_ADDRESS(offset) ((void *)(pm_arena + (size_t)(offset) * PM_SCALE))
 #define PM_REALS(offset) ((pm_real *)PM_ADDRESS(offset))
@@ -93,7 +96,7 @@ int pm_run_nodes(uint32_t nodes);
     case (number)
 
 #if PM_COMMIT
-int pm_save_step(void); /* the end of a step: pages out all state that lives in RAM, to PM_NEW, and commits */
+int pm_save_step(void); /* the end of a step: writes what the step has not written to PM_NEW, and commits */
 #endif
 
 #endif
