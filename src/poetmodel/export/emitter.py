@@ -311,7 +311,7 @@ class ProgramSource:
                 kind = self.step.buffers[new.buffer].type.c_name
                 first, size = f"{new.offset} * sizeof({kind})", f"{count} * sizeof({kind})"
                 moved = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
-                line = self._try(f"pm_page_write(PM_NEW({self._slot[new.buffer]}), {moved})")
+                line = self._try(f"pm_page_write({self._new_slot(new.buffer)}, {moved})")
                 self._written.add(new.buffer)
                 return line
         raise InputError(
@@ -375,7 +375,7 @@ class ProgramSource:
         for name, piece in pieces.items():
             if name not in targets:
                 continue
-            slot, size = f"PM_NEW({self._slot[name]})", f"(uint32_t)sizeof {piece}[0]"
+            slot, size = self._new_slot(name), f"(uint32_t)sizeof {piece}[0]"
             moved = f"(uint32_t)first * {size}, {piece}, (uint32_t)n * {size}"
             yield f"        {self._try(f'pm_page_write({slot}, {moved})')}"
         yield "    }"
@@ -448,7 +448,7 @@ class ProgramSource:
                 f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
                 f"{needed_bytes:,} B of it; give a stack of so much"
             )
-        slot = f"PM_NEW({self._slot[weight.buffer]})"
+        slot = self._new_slot(weight.buffer)
         size = "(uint32_t)sizeof piece[0]"
         whole, rest = (
             self._try(
@@ -516,11 +516,16 @@ class ProgramSource:
     def _slot_of(self, name: str) -> str:
         old = self._old.get(name)
         if old is not None:
-            return f"PM_NEW({self._slot[old]})" if self.deployment.rotating else str(self._slot[old])
+            return self._new_slot(old)
         if name in self.deployment.rotating:
             return f"PM_OLD({self._slot[name]})"
         own = self.inference is None or name in self._state
         return str(self._slot[name if own else inference_slot(name)])
+
+    def _new_slot(self, name: str) -> str:
+        """Return where state is written to: with generations on storage, to the next of them."""
+        slot = str(self._slot[name])
+        return f"PM_NEW({slot})" if name in self.deployment.rotating else slot
 
     def _page_in(self, name: str) -> Iterator[str]:
         yield from self._transfer("in", name)
