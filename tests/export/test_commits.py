@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from kit.digits import STEP, digit_batches
+from kit.digits import STEP, digit_batches, ran
 from kit.nor_flash import DRIVERS, PARTS, over_nor, step_writes
 from kit.programs import done, needs
 from kit.rotation import rotating
 from poetmodel.device import Device
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
-from poetmodel.export.board import Target
+from poetmodel.export.board import Target, ToolchainError
 from poetmodel.export.deployment import Deployment
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
@@ -343,6 +343,27 @@ def test_state_on_storage_that_forgets_goes_to_flash(programs):
     assert made.steps_until_worn == 3 * 100_000 * made.generations
     assert programs("forgets, paged").deployment.plan.memory_mapped is False
     assert made.plan.memory_mapped
+
+
+@pytest.mark.parametrize("target", rotating((Target.HOST, Target.M4), (Target.M4,)))
+def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
+    """The power goes in the middle of a write to flash: the program resumes, with the same end."""
+    needs(target)
+    export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS["forgets, each third"])
+    options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
+    whole = ran(tmp_path, steps=STEPS, **options)
+    flash = tmp_path / "pm_storage.bin"
+    writes = whole.figures["storage_writes"]
+    for write in (writes // 2, 9 * writes // 10, writes):
+        flash.unlink()
+        with pytest.raises(ToolchainError, match="ended with status 9"):
+            ran(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
+        assert flash.stat().st_size > 0
+        words = ("resume",)
+        done = ran(tmp_path, steps=0, words=words, **options).figures["resumed"]
+        assert done % 3 == 0
+        rest = ran(tmp_path, steps=STEPS - done, words=words, **options)
+        assert rest.state == whole.state
 
 
 def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
