@@ -213,9 +213,9 @@ class Deployment:
     @property
     def _endurance_cycles(self) -> float | None:
         """How often each block endures to be erased that generations, or else pages, lie in."""
-        worn = None if self.device is None else self.device.storage
-        flash = None if self.device is None else self.device.flash
-        worn = flash if self.saves else worn
+        if self.device is None:
+            return None
+        worn = self.device.flash if self.saves else self.device.storage
         return None if worn is None else worn.endurance_cycles
 
     @property

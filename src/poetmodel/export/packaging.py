@@ -240,8 +240,8 @@ _SAVED: Final = """
 
 This storage forgets without power (`PM_VOLATILE`), so state is written to flash apart, {saved:,} B
 (`PM_COMMITTED_BYTES`) in blocks of {block:,} B (`PM_COMMIT_BLOCK`) and units of {unit} B
-(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`). Compile two drivers: one of
-memory, `port/driver_ram.c` with `PM_STORAGE_ADDRESS` as where it is mapped, and one of flash, or
+(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`). Compile two drivers: one
+of memory, `port/driver_ram.c` with `PM_STORAGE_ADDRESS` as where it is mapped, and one of flash, or
 `pm_flash_read` and `pm_flash_write` of `port/pm_storage.h`. Slots from `PM_PAGE_SLOTS` on are in
 flash."""
 _EXAMPLE_ADDRESS: Final = 0xC0000
