@@ -307,7 +307,10 @@ def test_the_command_takes_bytes(tmp_path):
 
 
 def test_truth_values_are_no_inputs():
-    """Bytes are; what a step takes is said."""
+    """Bytes are, and buffers may be truth values; what a step takes is said."""
+    masked = Seen(lambda own, x: x.float() * own.mask)
+    masked.mask = nn.Buffer(torch.arange(8) < 5)
+    assert rows_of(lowered(masked, image(""))) == [1]
     model = Seen(lambda _, x: x.float())
     with pytest.raises(CaptureError, match="truth values; expected float32, integers or bytes"):
         lowered(model, torch.ones(2, 3, 8, 8, dtype=torch.bool))

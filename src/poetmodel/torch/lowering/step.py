@@ -233,7 +233,8 @@ class StepLowering:
             if look is None or look.buffer in seen:
                 continue
             seen.add(look.buffer)
-            if self.joint.value(argument).dtype is torch.bool:
+            given = argument.kind is InputKind.USER_INPUT
+            if given and self.joint.value(argument).dtype is torch.bool:
                 raise CaptureError(
                     f"{self.joint.name}: {argument.name} holds truth values; expected float32, "
                     "integers or bytes, which a step takes as pm_real, int32_t and uint8_t"
