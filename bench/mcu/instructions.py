@@ -143,6 +143,7 @@ def steps() -> Iterator[LoweredStep]:
         model = planes(width, groups)
         for optimizer in islice(optimizers(list(model.parameters())), 2):
             yield lowered(model, entropy, inputs, optimizer, masks=masks)
+    yield from bytes_of_images()
     for batch in (1, 3, 8):
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
         yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)
@@ -160,6 +161,27 @@ def steps() -> Iterator[LoweredStep]:
         yield step
         if name in ("ds-cnn", "autoencoder", "resnet8-thin"):
             yield in_tiles(step, "4KiB")
+
+
+class Normalized(nn.Module):  # type: ignore[misc, unused-ignore]
+    """A convolution of images of bytes, whose channels are normalized."""
+
+    def __init__(self, channels: int, *, alike: bool) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(torch.rand(1 if alike else channels, 1, 1))
+        self.layer = nn.Conv2d(channels, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean of each channel of its results."""
+        return self.layer(x.float() / 255 - self.mean).mean((2, 3))
+
+
+def bytes_of_images() -> Iterator[LoweredStep]:
+    """Yield steps that look bytes up."""
+    for alike, channels, size in product((True, False), (1, 3), (5, 12, 31)):
+        images = torch.randint(0, 256, (2, channels, size, size), dtype=torch.uint8)
+        model = Normalized(channels, alike=alike)
+        yield lowered(model, functional.cross_entropy, (images, torch.tensor([0, 3])))
 
 
 def lowered(

@@ -1,9 +1,11 @@
 """Which layers to train: held against the enumeration of all sets, each with the solver itself."""
 
+import copy
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel as pm
+import poetmodel.torch as pmt
+from kit.kernel_calls import executed
 from kit.traced_models import Through
 from poetmodel.choosing.freezing import Freezable, shape_of
 from poetmodel.choosing.pebbling import PebbleGame
@@ -19,7 +23,7 @@ from poetmodel.choosing.relaxation import ChoiceRelaxation, costs_for
 from poetmodel.choosing.search import layers_of, select
 from poetmodel.errors import InputError
 from poetmodel.export.step import Ref
-from poetmodel.graph import floor
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import Status
 from poetmodel.solver.request import Request
 from poetmodel.torch.lowering.step import lower
@@ -353,3 +357,65 @@ def test_layers_are_modules():
     assert layers_of(names, "tensor") == {name: (name,) for name in names}
     with pytest.raises(InputError, match="per: expected layer or tensor, got 'module'"):
         layers_of(names, "module")
+
+
+# -- tiles -----------------------------------------------------------------------------------------
+
+
+def images():
+    """Return convolutions whose activations are larger than their weights."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU())
+    more = (nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, *more, nn.Linear(12, 4)), (torch.randn(2, 2, 8, 8), LABELS)
+
+
+SCORES = {"0": 1.0, "1": 0.5, "3": 4.0, "7": 2.0}
+
+
+def chosen(**options):
+    """Return what of the convolutions is trained."""
+    model, inputs = images()
+    given = {"scores": SCORES, "device": "nrf52840", "gap": 0.3, "time_limit": 12}
+    return model, inputs, pmt.choose(model, functional.cross_entropy, inputs, **given | options)
+
+
+def test_tiles_let_more_layers_train():
+    """In RAM that is too little for the whole step; what is trained then is what PyTorch trains."""
+    *_, whole = chosen(ram="12KiB")
+    model, inputs, choice = chosen(ram="12KiB", tile="2KiB")
+    assert choice.score > whole.score
+    assert choice.tile_bytes == 2048
+    assert choice.result.require_schedule()
+    assert choice.result.simulation.peak_ram_bytes <= 12 * 1024
+    twin = copy.deepcopy(model).double()
+    choice.freeze(twin)
+    optimizer = torch.optim.SGD([p for p in twin.parameters() if p.requires_grad])
+    x, labels = inputs
+    for _ in range(2):
+        optimizer.zero_grad()
+        functional.cross_entropy(twin(x.double()), labels).backward()
+        optimizer.step()
+    found = executed(choice.step, *inputs, steps=2)
+    expected = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    for value in choice.step.states:
+        mine = np.concatenate([found[ref.buffer] for ref in value.pieces])
+        its = expected[value.name].detach().flatten()
+        np.testing.assert_allclose(mine, its, rtol=1e-9, atol=1e-12, err_msg=value.name)
+
+
+def test_infeasible_is_said_of_the_whole_step_or_of_tiles(told):
+    """With a size in which the least RAM is less; percentages are of the whole step."""
+    *_, whole = chosen(ram="4KiB")
+    *_, tiles = chosen(ram="3KiB", tile="3KiB")
+    assert (whole.status, tiles.status) == (Status.INFEASIBLE, Status.INFEASIBLE)
+    told(whole.note)
+    told(tiles.note, "tiles")
+    *_, share = chosen(ram="60%", tile="2KiB")
+    model, inputs = images()
+    step = lower(model, functional.cross_entropy, inputs, masks=False,
+                 optimizer=torch.optim.SGD(model.parameters()))  # fmt: skip
+    most = checkpoint_all_peak_bytes(step.graph)
+    assert share.result.problem.ram_budget_bytes == 6 * most // 10
+    *_, auto = chosen(ram="12KiB", tile="auto")
+    assert auto.tile_bytes is not None

@@ -10,9 +10,13 @@ import pytest
 from kit.commands import invoke, refused
 from kit.digits import linear_step
 from kit.programs import needs
+from poetmodel.bench.runs import grid
+from poetmodel.cli.explore import starting
+from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.io import save_step
 from poetmodel.graph import floor
+from poetmodel.graph.catalogue import Variant
 
 BOARD = ("--device", "nrf52840")
 RAM = ("--ram", "4KiB")
@@ -132,6 +136,25 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
         for more in (small, ("--json",))
     )
     assert half["problem"]["ram_budget_bytes"] == whole["problem"]["ram_budget_bytes"]
+
+
+@pytest.mark.torch
+def test_shares_of_ram_are_of_the_whole_step_in_sweeps_too(train, tmp_path):
+    """And in the explorer, whose first position of the slider is a share."""
+    step, train = tmp_path / "net.step.json", f"{train}:layers"
+    invoke("export", train, "--optimizer", "sgd", "--target", "step", "--out", step, status=0)
+    whole, tiled = (
+        next(iter(grid([str(step)], ["nrf52840"], ram=["50%"], shapes=[Variant(tile=tile)])))
+        for tile in (None, "512B")
+    )
+    least = whole.problem().ram_budget_bytes
+    assert tiled.problem().ram_budget_bytes == least
+    assert len(tiled.problem().graph.nodes) > len(whole.problem().graph.nodes)
+    source = GraphOptions(model=str(step), tile="512B")
+    costing = CostOptions(device="nrf52840")
+    catalogue, choice, first = starting(source, costing, LimitOptions(ram="50%"))
+    assert first["ram_bytes"] == least
+    assert catalogue.source(choice).graph == tiled.problem().graph
 
 
 def test_limits_and_infeasible_budgets_speak_of_one_graph(step):

@@ -12,17 +12,25 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from kit.digits import STEP, digit_batches
+from kit.digits import STEP, digit_batches, ran
 from kit.nor_flash import DRIVERS, PARTS, over_nor, step_writes
 from kit.programs import done, needs
 from kit.rotation import rotating
 from poetmodel.device import Device
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.errors import InputError, NoScheduleError
-from poetmodel.export.board import Target
+from poetmodel.errors import BudgetError, InputError, NoScheduleError
+from poetmodel.export.board import Target, ToolchainError
 from poetmodel.export.deployment import Deployment
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
+
+
+def paged(name):
+    """Return a board whose storage the core does not read where it lies."""
+    board = Device.load(name)
+    assert board.storage is not None
+    return replace(board, storage=replace(board.storage, memory_mapped=False))
+
 
 PLANS = {
     "paged": {"ram": "90%", "recompute": False},
@@ -31,7 +39,12 @@ PLANS = {
     "read in place": {"ram": "90%", "device": "nano33ble", "commit": True},
     "without sums": {"ram": "90%", "device": "nano33ble", "commit": True, "checksum": False},
     "each third": {"ram": "150%", "device": "nano33ble", "commit_every": 3},
+    "forgets": {"ram": "90%", "device": "rp2350-psram", "commit": True},
+    "forgets, paged": {"ram": "90%", "device": paged("rp2350-psram"), "commit": True},
+    "forgets, in RAM": {"ram": "150%", "device": "stm32f746-sdram", "commit": True},
+    "forgets, each third": {"ram": "90%", "device": "rp2350-psram", "commit_every": 3},
 }
+FORGETS = ("forgets", "forgets, paged", "forgets, in RAM")
 STEPS = 9
 BATCHES = digit_batches(STEPS, seed=8)
 OLDER, DAMAGED, EMPTY, PAGE, SHORT = 13, 5, 8, 2, 3
@@ -129,7 +142,8 @@ def test_said_is_what_the_flash_counts(programs, plan):
         assert erased == erases
     header = program.path.parents[1] / "include" / "pm.h"
     assert f"#define PM_STORED_BYTES {made.stored_bytes}u" in header.read_text()
-    assert program.flash.stat().st_size == made.stored_bytes + 1
+    kept = made.saved_bytes if made.saves else made.stored_bytes
+    assert program.flash.stat().st_size == kept + 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +192,9 @@ def test_small_tensors_share_blocks():
     assert GenerationLayout(32, 4096, checksums=False).size_bytes([5, 33]) == 32 + 64 + 32
 
 
-@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", "without sums"])
+@pytest.mark.parametrize(
+    "plan", ["on storage", "in RAM", "read in place", "without sums", *FORGETS]
+)
 def test_power_cut_at_any_moment(programs, whole, plan):
     """In an erase, a tensor, a record, again and again: the state comes to the same end."""
     program, random = programs(plan), np.random.default_rng(4)
@@ -192,13 +208,14 @@ def test_power_cut_at_any_moment(programs, whole, plan):
     assert cuts > 12
 
 
-@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
+@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", *FORGETS])
 def test_damaged_state_is_noticed(programs, whole, plan):
     """A wrong bit of the newest generation: the one before is taken, and that is said."""
     program, random = programs(plan), np.random.default_rng(5)
     made = program.deployment
     size = made.commit_erases * made.layout.erase_block_bytes
-    begin = made.stored_bytes - made.generations * size + 4 % made.generations * size
+    kept = made.saved_bytes if made.saves else made.stored_bytes
+    begin = kept - made.generations * size + 4 % made.generations * size
     record = begin + made.commit_bytes - 32
     places = [*random.integers(begin, begin + made.commit_bytes - MARK_BYTES, 20)]
     places += [*range(record, record + 32 - MARK_BYTES, 3)]
@@ -248,7 +265,7 @@ def test_storage_that_does_not_answer_loses_nothing(programs, whole, code):
     assert program.state() == whole
 
 
-@pytest.mark.parametrize("plan", ["on storage", "read in place"])
+@pytest.mark.parametrize("plan", ["on storage", "read in place", *FORGETS[:2]])
 @pytest.mark.parametrize("code", [1, 6, 8, 10, 13, -1])
 def test_step_whose_storage_fails_can_be_done_again(programs, whole, plan, code):
     """No number of a driver leaves a step under way: the next call is a step again."""
@@ -259,7 +276,7 @@ def test_step_whose_storage_fails_can_be_done_again(programs, whole, plan, code)
             assert program.state(**{kind: call}, CODE=code) == whole
 
 
-@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
+@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", *FORGETS])
 def test_written_state_is_whole_or_as_before(programs, plan):
     """A power cut while state is written leaves the old value or the new one, and the others."""
     program = programs(plan)
@@ -279,9 +296,10 @@ def test_written_state_is_whole_or_as_before(programs, plan):
     assert found == {before, after}
 
 
-def test_each_third_step_commits(programs, whole):
+@pytest.mark.parametrize("plan", ["each third", "forgets, each third"])
+def test_each_third_step_commits(programs, whole, plan):
     """A restart takes back what came after the last commit, and no step is torn."""
-    program = programs("each third")
+    program = programs(plan)
     assert program.state() == whole
     assert program.resumed() == (0, STEPS)
     for steps in (1, 2, 3, 5, 8):
@@ -291,10 +309,11 @@ def test_each_third_step_commits(programs, whole):
         assert program.state() == whole
 
 
+@pytest.mark.parametrize("plan", ["each third", "forgets, each third"])
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
-def test_commit_between_two_others(programs, whole, step):
+def test_commit_between_two_others(programs, whole, plan, step):
     """It writes a generation where the last step wrote none; where it fails nothing is torn."""
-    program = programs("each third")
+    program = programs(plan)
     made = program.deployment
     said = program.run(step, COMMIT_NOW=step)[1]
     written, erased = map(int, re.findall(r"now 0 bytes (\d+) erases (\d+)", said)[0])
@@ -309,6 +328,44 @@ def test_commit_between_two_others(programs, whole, step):
     assert program.state() == whole
 
 
+def test_state_on_storage_that_forgets_goes_to_flash(programs):
+    """Of state in memory beside RAM too, in every third step; what wears is the flash alone."""
+    made = programs("forgets, each third").deployment
+    homes = {made.step.graph.tensors[i].name for i in made.step.graph.state_tensors}
+    assert homes - made.resident_names
+    assert set(made.generation) == homes
+    assert made.device is not None
+    assert made.device.flash is not None
+    assert made.saved_bytes == made.generations * made.commit_erases * 4096
+    assert made.saved_bytes <= made.device.flash.storage_bytes
+    assert made.stored_bytes == sum(made.page_bytes)
+    assert made.flash_map()["storage"] == made.saved_bytes
+    assert made.steps_until_worn == 3 * 100_000 * made.generations
+    assert programs("forgets, paged").deployment.plan.memory_mapped is False
+    assert made.plan.memory_mapped
+
+
+@pytest.mark.parametrize("target", rotating((Target.HOST, Target.M4), (Target.M4,)))
+def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
+    """The power goes in the middle of a write to flash: the program resumes, with the same end."""
+    needs(target)
+    export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS["forgets, each third"])
+    options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
+    whole = ran(tmp_path, steps=STEPS, **options)
+    flash = tmp_path / "pm_storage.bin"
+    writes = whole.figures["storage_writes"]
+    for write in (writes // 2, 9 * writes // 10, writes):
+        flash.unlink()
+        with pytest.raises(ToolchainError, match="ended with status 9"):
+            ran(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
+        assert flash.stat().st_size > 0
+        words = ("resume",)
+        done = ran(tmp_path, steps=0, words=words, **options).figures["resumed"]
+        assert done % 3 == 0
+        rest = ran(tmp_path, steps=STEPS - done, words=words, **options)
+        assert rest.state == whole.state
+
+
 def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
     """State on storage is not taken back over steps, nor updated where flash has large units."""
     with pytest.raises(NoScheduleError, match="replaced state stays in RAM between commits"):
@@ -321,4 +378,12 @@ def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
     board = replace(board, flash=replace(board.flash, write_unit_bytes=32))
     with pytest.raises(InputError, match="written 32 B at a time"):
         export_step(load_step(STEP), tmp_path, device=board, ram="90%", commit=True)
+    board = Device.load("rp2350-psram")
+    assert board.flash is not None
+    without = replace(board, flash=replace(board.flash, storage_bytes=0))
+    with pytest.raises(InputError, match=r"forgets without power, and no \[flash\] of it may take"):
+        export_step(load_step(STEP), tmp_path, device=without, ram="90%", commit=True)
+    small = replace(board, flash=replace(board.flash, storage_bytes=8191))
+    with pytest.raises((BudgetError, NoScheduleError), match="train fewer parameters"):
+        export_step(load_step(STEP), tmp_path, device=small, ram="90%", commit=True)
     assert list(tmp_path.iterdir()) == []

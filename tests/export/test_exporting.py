@@ -147,7 +147,7 @@ def test_batches_may_be_parts_of_larger_tensors(tmp_path, second):
 @pytest.mark.parametrize("inputs", [3, None, torch.ones(2), (torch.ones(2), torch.ones(2).short())])
 def test_what_are_no_inputs_is_said(tmp_path, inputs):
     """One sentence, which names no type that is refused itself, and no folder."""
-    expected = "torch.float32, .*int32 or" if isinstance(inputs, tuple) else "a tuple such as"
+    expected = "torch.float32, .*int8 or" if isinstance(inputs, tuple) else "a tuple such as"
     loss = lambda x, y: (x * y).sum()  # noqa: E731
     with pytest.raises(CaptureError, match=f"inputs.*expected {expected}"):
         export(torch.nn.Sequential(torch.nn.Linear(2, 2)), loss, inputs, folder=tmp_path / "f")
@@ -194,7 +194,7 @@ def test_two_generations_have_room_on_the_storage(tmp_path):
     given = (model, torch.nn.MSELoss(), (torch.randn(2, 32), torch.randn(2, 64)))
     options = {"folder": tmp_path, "device": device, "optimizer": optimizer, "gap": 0.5}
     assert export(*given, **options, ram="8KiB").slots
-    with pytest.raises(BudgetError, match=r"both generations of all state there takes 24,576 B"):
+    with pytest.raises(BudgetError, match=r"both generations of all state there take 24,576 B"):
         export(*given, **options, ram="8KiB", commit=True)
     export(*given, **options | {"device": board}, ram="8KiB", commit=True)
 

@@ -26,8 +26,9 @@ def over_nor(folder, driver, program, *flags):
 
 
 def step_writes(made, *, commits=True):
-    """Return the least and the most bytes that a step of a deployment writes, and its erases."""
-    pages = [size for size, times in made.page_writes for _ in range(times)]
+    """Return the least and the most bytes that a step writes to flash, and its erases."""
+    writes = () if made.saves else made.page_writes
+    pages = [size for size, times in writes for _ in range(times)]
     most = sum(pages) + made.commit_bytes * commits
     erases = sum(-(-size // made.layout.erase_block_bytes) for size in pages)
     return most - 3 * len(made.generation), most, erases + made.commit_erases * commits

@@ -14,8 +14,10 @@ from poetmodel.baselines.registry import Method
 from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import OWN, Problem
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +123,8 @@ class Run:
         """
         graph, device = graph_of(self.model, self.shape), device_of(self.device)
         costs = Costs.estimate(graph, device)
-        problem = Problem.of(graph, costs, self, self.settings, constraints=())
+        run = replace(self, ram=self._ram())
+        problem = Problem.of(graph, costs, run, self.settings, constraints=())
         if self.settings.constraints is None:
             return problem
         from poetmodel.problem.io import parse_constraints
@@ -131,6 +134,13 @@ class Run:
         if constraints.minimize == OWN:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
         return constraints
+
+    def _ram(self) -> str:
+        """Return the RAM budget; a percentage of a step in tiles is of the whole one, in bytes."""
+        if self.tile is None or not self.ram.endswith("%"):
+            return self.ram
+        whole = checkpoint_all_peak_bytes(graph_of(self.model, replace(self.shape, tile=None)))
+        return f"{parse_size(self.ram, field='ram', whole_bytes=whole)}B"
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields as plain values, without sizes and state that are the network's own.
@@ -229,7 +239,12 @@ def _method_of(name: str) -> Method:
 
 @cache
 def graph_of(model: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Return the graph of a run, read once in a process."""
+    """Return the graph of a run, read once in a process; that of a step file perhaps in tiles."""
+    if model.endswith(".step.json") and shape.given.keys() == {"tile"}:
+        from poetmodel.export.exporting import in_tiles
+        from poetmodel.export.io import load_step
+
+        return in_tiles(load_step(model), shape.given["tile"]).graph
     return read_model_or_file(model, shape)
 
 

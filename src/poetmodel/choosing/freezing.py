@@ -60,6 +60,13 @@ class Freezable:
         """
         return replace(self.graph, nodes=tuple(_in_order(self.restricted(names))))
 
+    def trained_step(self, names: Collection[str]) -> LoweredStep:
+        """Return the step of `trained`, with the calls that it makes."""
+        number = {node.name: k for k, node in enumerate(self.graph.nodes)}
+        nodes = tuple(_in_order(self.restricted(names)))
+        wanted = ((number[node.name], {t.name for t in node.outputs}) for node in nodes)
+        return self.step.with_nodes(nodes, [tuple(self._calls_for(*each)) for each in wanted])
+
     def padded(self, names: Collection[str]) -> Graph:
         """Return a graph that has a schedule within limits if one of more parameters has one.
 

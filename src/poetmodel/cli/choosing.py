@@ -18,6 +18,7 @@ from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.report.presenter import Fact, percent, plural, row
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,12 @@ class ChoiceOptions:
         options.OptimizerName.SGD,
         "--optimizer",
         "What updates the parameters, with PyTorch's defaults (momentum: SGD with 0.9).",
+    )
+    tile: str | None = options.option(
+        None,
+        "--tile SIZE|auto",
+        "Compare steps in tiles: larger parameters and activations are in slices of channels, such "
+        "as 32KiB; auto as 'poetmodel export' chooses for the step that trains all.",
     )
     name: str | None = options.option(
         None, "--name NAME", "Name of the step. Default: the class of the model."
@@ -148,6 +155,7 @@ def _chosen(
             profile=costing.profile,
             optimizer=named_optimizer(wanted.optimizer, model, loss_fn),
             name=wanted.name or default_name(wanted.what),
+            tile=wanted.tile,
             backend=search.backend.value,
             time_limit=search.time_limit,
             gap=search.gap,
@@ -194,6 +202,8 @@ def _facts(choice: Choice) -> Iterator[Fact]:
     yield row("proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks")
     yield row("gap", percent(choice.gap, digits=3), "of the bound")
     yield row("trained", plural(len(choice.layers), "layer"), ", ".join(choice.layers))
+    if choice.tile_bytes is not None:
+        yield row("tiles", format_bytes(choice.tile_bytes), f"--tile {choice.tile_bytes}B")
     frozen = [layer for layer in choice.scores if layer not in choice.layers]
     yield row("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.inputs import is_step_file, read_costs
+from poetmodel.cli.inputs import in_sizes, is_step_file, read_costs
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.files import installed
@@ -67,7 +67,7 @@ def explore(
             f"explore: needs {', '.join(missing)}, not installed here; "
             "pip install 'poetmodel[explore]' installs what it needs"
         )
-    catalogue, choice, initial = _start(source, costing, limits)
+    catalogue, choice, initial = starting(source, costing, limits)
     from poetmodel.explore.running import serve
 
     listening = _listen(serving.port)
@@ -95,12 +95,13 @@ def explore(
     )
 
 
-def _start(
+def starting(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
 ) -> tuple[Catalogue, ExplorerChoice, dict[str, Any]]:
     """Return the choices, the first one of each, and the positions of the sliders."""
     from poetmodel.explore.choice import ExplorerChoice, of_files
 
+    source, limits = in_sizes(source, costing, limits)
     if source.model is not None and source.graph is not None:
         raise InputError(
             f"MODEL {source.model!r} and --graph {source.graph!r} exclude each other: give only one"

@@ -83,6 +83,13 @@ class ExportOptions:
         "--infer",
         "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
     )
+    byte_input: str | None = options.option(
+        None,
+        "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
+        "Take an input of real numbers as bytes, such as 'inputs[0]=uint8:0.0039': integers times "
+        "a scale, plus an offset; for each channel with commas, 0.01,0.02,0.01. Several with "
+        "semicolons.",
+    )
     prefix: str = options.option(
         "pm",
         "--prefix NAME",
@@ -231,6 +238,7 @@ def export(
             wanted.out,
             command=command,
             infer=wanted.infer,
+            byte_inputs=_byte_inputs(wanted.byte_input),
             prefix=wanted.prefix,
             weights=wanted.weights,
             shared_kernels=wanted.shared_kernels,
@@ -247,6 +255,17 @@ def export(
     else:
         show(figures(f"{deployment.step.graph.name} as C", facts))
     print_written(wanted.out)
+
+
+def _byte_inputs(text: str | None) -> dict[str, str]:
+    """Return what bytes of inputs mean, by the names of these."""
+    pairs = [] if text is None else [part.partition("=") for part in text.split(";")]
+    for name, _, meaning in pairs:
+        if not meaning:
+            raise InputError(
+                f"--byte-input: expected NAME=TYPE, such as inputs[0]=uint8:0.0039, got {name!r}"
+            )
+    return {name.strip(): meaning.strip() for name, _, meaning in pairs}
 
 
 _GROUPS: Final = (options.OnnxOptions, options.OutputOptions)

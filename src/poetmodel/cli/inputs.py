@@ -80,22 +80,25 @@ def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
 def in_sizes(
     source: GraphOptions, costing: CostOptions, limits: LimitOptions
 ) -> tuple[GraphOptions, LimitOptions]:
-    """Return options on a step file in tiles in which tiles and RAM are sizes.
+    """Return options on a step in tiles in which tiles and RAM are sizes.
 
-    A percentage of RAM is of the whole step; ``auto`` is what 'poetmodel export' chooses.
+    A percentage of RAM is of the whole step; ``auto``, of a step file, is what 'poetmodel export'
+    chooses.
     """
     from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles
     from poetmodel.export.io import load_step
     from poetmodel.graph import checkpoint_all_peak_bytes
 
     name = source.model if source.graph is None else source.graph
-    if name is None or source.tile is None or not is_step_file(name):
+    if name is None or source.tile is None:
         return source, limits
-    step, device, ram = load_step(name), read_device(costing.device), limits.ram
+    step = load_step(name) if is_step_file(name) else None
+    device, ram = read_device(costing.device), limits.ram
     if ram is not None and ram.endswith("%"):
-        whole = checkpoint_all_peak_bytes(step.graph)
+        graph = read_graph(replace(source, tile=None)) if step is None else step.graph
+        whole = checkpoint_all_peak_bytes(graph)
         ram = f"{parse_size(ram, field='ram', whole_bytes=whole)}B"
-    if source.tile == AUTO and device is not None:
+    if source.tile == AUTO and device is not None and step is not None:
         ram_bytes = device.ram_bytes if ram is None else parse_size(ram, field="ram")
         room = ram_bytes - beside_bytes(step)
         paging = not limits.no_paging and device.storage is not None

@@ -125,13 +125,14 @@ class Catalogue:
         """Read or make the graph of a choice."""
         name, shape = choice.model, choice.shape
         if name in self.steps:
+            from poetmodel.export.exporting import in_tiles
             from poetmodel.export.io import load_step
 
-            if shape.given:
+            if shape.given.keys() - {"tile"}:
                 raise InputError(f"{name}: a step file has fixed sizes and state; leave these out")
             path = self.steps[name]
-            step = load_step(path)
-            return Source(graph=step.graph, name=path, step=step)
+            step = in_tiles(load_step(path), choice.tile)
+            return Source(graph=step.graph, name=path, shape=shape, step=step)
         if name in self.graphs:
             path = self.graphs[name]
             return Source(graph=load_file(path, shape), name=path, shape=shape)

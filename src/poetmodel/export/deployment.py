@@ -23,6 +23,8 @@ measured on Cortex-M cores, checksums of pages aside."""
 STACK_BYTES: Final = 1536
 """What is reserved for the stack unless another size is wanted [B]. Cortex-M cores needed between
 1,280 and 1,408 at most: for Adam with state that is read in place."""
+WORD_BYTES: Final = 4
+"""Each input of a batch begins at a multiple of this [B]."""
 NEARLY_FULL: Final = 0.9
 """Share of the flash that generations leave free where two fit, and above which there is a
 warning."""
@@ -100,7 +102,8 @@ class Deployment:
     @cached_property
     def slots(self) -> tuple[str, ...]:
         """What is kept on storage, by slot: tensors paged out, gradients, state, in this order."""
-        return (*self._page_bytes, *self.generation)
+        saved = map(saved_slot, self.generation) if self.saves else self.generation
+        return (*self._page_bytes, *saved)
 
     @cached_property
     def page_bytes(self) -> tuple[int, ...]:
@@ -135,8 +138,8 @@ class Deployment:
 
     def _has_slot(self, name: str) -> bool:
         """Return whether a state tensor has a slot of its own: with commits one that stays so."""
-        if self.commit:
-            return name not in self.generation
+        if self.rotating:
+            return name not in self.rotating
         return name not in self.resident_names
 
     @cached_property
@@ -155,6 +158,16 @@ class Deployment:
         order = (*self._written(), *(name for name in pieces if name in self.resident_names))
         return tuple(dict.fromkeys(name for name in order if name in replaced))
 
+    @property
+    def saves(self) -> bool:
+        """Whether commits copy state to flash at the end of a step, as storage forgets it."""
+        return self.commit and self.device is not None and self.device.is_volatile
+
+    @cached_property
+    def rotating(self) -> frozenset[str]:
+        """The state that each step writes to the next of the places that generations have."""
+        return frozenset(() if self.saves else self.generation)
+
     def _written(self) -> Iterator[str]:
         """Yield state that has its home on storage when it is written there."""
         graph = self.step.graph
@@ -167,12 +180,19 @@ class Deployment:
 
     @property
     def layout(self) -> GenerationLayout:
-        """How storage is written."""
+        """How generations are written, on storage or in flash."""
         return GenerationLayout.on(self.device, checksums=self.checksum)
 
     @property
+    def page_layout(self) -> GenerationLayout:
+        """How pages are written: memory that forgets has no blocks."""
+        if self.device is None or not self.device.is_volatile:
+            return self.layout
+        return GenerationLayout(erase_block_bytes=self.arena.alignment)
+
+    @property
     def _paged_bytes(self) -> int:
-        block = self.layout.erase_block_bytes
+        block = self.page_layout.erase_block_bytes
         return sum(aligned(size, block) for size in self.page_bytes)
 
     @property
@@ -180,15 +200,29 @@ class Deployment:
         """How many generations of state take turns: two, or all that storage has room for."""
         if not self.generation:
             return 0
-        storage = None if self.device is None else self.device.storage
-        if storage is None or storage.endurance_cycles is None or self.device is None:
+        if self.device is None or self._endurance_cycles is None:
             return 2
-        room = (self.device.aux_bytes or 0) - self._paged_bytes
-        if self.device.flash is not None and self.device.stores_in_flash:
-            most = int(NEARLY_FULL * self.device.flash.size_bytes) - sum(self.program.values())
-            room = min(room, most - self._paged_bytes)
+        flash, beside = self.device.flash, 0 if self.saves else self._paged_bytes
+        room = (self.device.aux_bytes or 0) - beside
+        if flash is not None and self.device.commits_to_flash:
+            most = int(NEARLY_FULL * flash.size_bytes) - sum(self.program.values())
+            room = min(flash.storage_bytes if self.saves else room, most - beside)
         each = self.commit_erases * self.layout.erase_block_bytes
         return max(2, min(room // each, MOST_GENERATIONS))
+
+    @property
+    def _endurance_cycles(self) -> float | None:
+        """How often each block endures to be erased that generations, or else pages, lie in."""
+        if self.device is None:
+            return None
+        worn = self.device.flash if self.saves else self.device.storage
+        return None if worn is None else worn.endurance_cycles
+
+    @property
+    def saved_bytes(self) -> int:
+        """What generations take of flash in its blocks, where storage forgets [B]."""
+        each = self.commit_erases * self.layout.erase_block_bytes
+        return self.generations * each if self.saves else 0
 
     @property
     def stored_bytes(self) -> int:
@@ -201,7 +235,7 @@ class Deployment:
         return self._stored_bytes(min(self.generations, 2))
 
     def _stored_bytes(self, generations: int) -> int:
-        each = self.commit_erases * self.layout.erase_block_bytes
+        each = 0 if self.saves else self.commit_erases * self.layout.erase_block_bytes
         return self._paged_bytes + generations * each
 
     @property
@@ -219,7 +253,7 @@ class Deployment:
         """What a step writes beside commits: sizes of pages [B], and how often each."""
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
-        homes = {graph.tensor_index[name] for name in self.generation}
+        homes = {graph.tensor_index[name] for name in self.rotating}
         buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
         return (
             *((sizes[i], n) for i, n in paged.items() if graph.state_of.get(i) not in homes),
@@ -244,13 +278,12 @@ class Deployment:
         Each page keeps its blocks, and generations take turns. None where the device states no
         endurance, or nothing is written.
         """
-        storage = None if self.device is None else self.device.storage
-        if storage is None or storage.endurance_cycles is None:
+        if self._endurance_cycles is None:
             return None
-        turns = [1 / times for _, times in self.page_writes]
+        turns = [1 / times for _, times in self.page_writes if not self.saves]
         if self.generation:
             turns.append(self.generations * self.commit_every)
-        return storage.endurance_cycles * min(turns) if turns else None
+        return self._endurance_cycles * min(turns) if turns else None
 
     @cached_property
     def resident_bytes(self) -> int:
@@ -272,7 +305,8 @@ class Deployment:
         if self.device is None or self.device.flash is None:
             return {}
         in_flash = self.device.stores_in_flash
-        sizes = {**self.program, "storage": self.stored_bytes if in_flash else 0}
+        stored = self.stored_bytes if in_flash else self.saved_bytes
+        sizes = {**self.program, "storage": stored}
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
@@ -312,6 +346,11 @@ def inference_slot(name: str) -> str:
     return f"{name} of the inference"
 
 
+def saved_slot(name: str) -> str:
+    """Return what the slot of a tensor in a generation is called that storage has another of."""
+    return f"{name} in flash"
+
+
 def gradient_slot(value: NamedTensor) -> str:
     """Return what the slot of a gradient that is handed out is called."""
     return f"gradient of {value.name}"
@@ -319,7 +358,8 @@ def gradient_slot(value: NamedTensor) -> str:
 
 def input_bytes(step: LoweredStep) -> int:
     """Return the size of a batch, which is in RAM for all of a step [B]."""
-    return sum(step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+    sizes = (step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+    return sum(aligned(size, WORD_BYTES) for size in sizes)
 
 
 def output_bytes(step: LoweredStep) -> int:

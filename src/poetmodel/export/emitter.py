@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, inference_slot
 from poetmodel.export.fusing import FUSED
-from poetmodel.export.kernels import changed
+from poetmodel.export.kernels import changed, parameters
 from poetmodel.export.loops import call_refs
 from poetmodel.export.ranges import Indices, indices_of, traced
 from poetmodel.export.step import (
@@ -35,12 +35,14 @@ _POINTER: Final = {
     DataType.REAL: "PM_REALS",
     DataType.INT32: "PM_INTS",
     DataType.UINT8: "PM_BYTES",
+    DataType.INT8: "PM_INT8S",
 }
 """The macros that turn an offset in the arena into a pointer."""
 _CONSTANT: Final = {
     DataType.REAL: "PM_CONSTANT_REALS",
     DataType.INT32: "PM_CONSTANT_INTS",
     DataType.UINT8: "PM_CONSTANT_BYTES",
+    DataType.INT8: "PM_CONSTANT_INT8S",
 }
 _PIECE: Final = 32
 """Elements of memory-mapped state that are updated and written at a time."""
@@ -235,7 +237,7 @@ class ProgramSource:
             yield from self._row_by_row(call)
         elif call.kernel in FUSED.values():
             yield from self._filter_by_filter(call)
-        elif self.deployment.commit:
+        elif self.deployment.rotating:
             yield from self._one_by_one(calls, place, written)
         else:
             yield from self._piecewise((call,), written & self._mapped)
@@ -250,7 +252,7 @@ class ProgramSource:
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
         adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
-        if not (self.deployment.commit and adding and self._written.intersection(sums)):
+        if not (self.deployment.rotating and adding and self._written.intersection(sums)):
             yield self._line(call)
             return
         (to, old), (add,) = call_refs(call), adding
@@ -282,7 +284,16 @@ class ProgramSource:
         return False
 
     def _line(self, call: Call) -> str:
-        return self._made(call, f"{call.kernel}({', '.join(map(self._word, call.arguments))});")
+        words = map(self._word_for, parameters(call.kernel), call.arguments)
+        return self._made(call, f"{call.kernel}({', '.join(words)});")
+
+    def _word_for(self, wanted: str, argument: Argument) -> str:
+        """Return an argument as a parameter takes it: bytes with a sign by their bits too."""
+        word = self._word(argument)
+        if wanted != "const uint8_t *" or not isinstance(argument, Ref):
+            return word
+        signed = self.step.buffers[argument.buffer].type is DataType.INT8
+        return f"({wanted})({word})" if signed else word
 
     def _made(self, call: Call, line: str) -> str:
         """Return what makes a call where it is to be made."""
@@ -300,7 +311,7 @@ class ProgramSource:
                 kind = self.step.buffers[new.buffer].type.c_name
                 first, size = f"{new.offset} * sizeof({kind})", f"{count} * sizeof({kind})"
                 moved = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
-                line = self._try(f"pm_page_write(PM_NEW({self._slot[new.buffer]}), {moved})")
+                line = self._try(f"pm_page_write({self._new_slot(new.buffer)}, {moved})")
                 self._written.add(new.buffer)
                 return line
         raise InputError(
@@ -344,7 +355,7 @@ class ProgramSource:
         count = max(buffers[name].elements for name in targets)
         most = _PIECE if len(pieces) <= _MANY_PIECES else _PIECE // 2
         begin = "{"
-        if not self.deployment.commit and targets <= self._written:
+        if not self.deployment.rotating and targets <= self._written:
             # The new values are there, and would be erased by being written again as they are.
             (call,) = calls
             begin, calls = self._made(call, begin), (replace(call, where=None),)
@@ -364,7 +375,7 @@ class ProgramSource:
         for name, piece in pieces.items():
             if name not in targets:
                 continue
-            slot, size = f"PM_NEW({self._slot[name]})", f"(uint32_t)sizeof {piece}[0]"
+            slot, size = self._new_slot(name), f"(uint32_t)sizeof {piece}[0]"
             moved = f"(uint32_t)first * {size}, {piece}, (uint32_t)n * {size}"
             yield f"        {self._try(f'pm_page_write({slot}, {moved})')}"
         yield "    }"
@@ -437,7 +448,7 @@ class ProgramSource:
                 f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
                 f"{needed_bytes:,} B of it; give a stack of so much"
             )
-        slot = f"PM_NEW({self._slot[weight.buffer]})"
+        slot = self._new_slot(weight.buffer)
         size = "(uint32_t)sizeof piece[0]"
         whole, rest = (
             self._try(
@@ -488,7 +499,7 @@ class ProgramSource:
             return _plus(self._callers[name], ref.offset)
         if name in self._mapped:
             way = "NEW" if name in self._written and not old else "OLD"
-            commits = name in self.deployment.generation
+            commits = name in self.deployment.rotating
             slot = f"PM_{way}({self._slot[name]})" if commits else f"{self._slot[name]}"
             pointer = f"((const {kind.c_name} *)pm_page_address({slot}))"
             return _plus(pointer, ref.offset)
@@ -505,11 +516,16 @@ class ProgramSource:
     def _slot_of(self, name: str) -> str:
         old = self._old.get(name)
         if old is not None:
-            return f"PM_NEW({self._slot[old]})" if self.deployment.commit else str(self._slot[old])
-        if name in self.deployment.generation:
+            return self._new_slot(old)
+        if name in self.deployment.rotating:
             return f"PM_OLD({self._slot[name]})"
         own = self.inference is None or name in self._state
         return str(self._slot[name if own else inference_slot(name)])
+
+    def _new_slot(self, name: str) -> str:
+        """Return where state is written to: with generations on storage, to the next of them."""
+        slot = str(self._slot[name])
+        return f"PM_NEW({slot})" if name in self.deployment.rotating else slot
 
     def _page_in(self, name: str) -> Iterator[str]:
         yield from self._transfer("in", name)

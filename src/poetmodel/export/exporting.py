@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
@@ -23,6 +24,7 @@ from poetmodel.export.flash import check_flash, program_sizes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
+from poetmodel.export.tables import with_byte_inputs
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
@@ -34,6 +36,8 @@ from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep
     from poetmodel.plan import Plan
@@ -70,6 +74,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     commit_every: int = 1,
     checksum: bool = True,
     infer: bool = False,
+    byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
     shared_kernels: str | Path | None = None,
@@ -119,6 +124,10 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer : bool
         Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
         been captured with it.
+    byte_inputs : mapping
+        Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
+        ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
+        each channel, and an offset that is added. Inputs that are bytes already need none.
     prefix : str
         What all names of C begin with: two steps of other prefixes link into one program.
     weights : {'c', 'binary'}
@@ -158,17 +167,19 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
+    step = with_byte_inputs(step, byte_inputs)
     if type(commit_every) is not int or commit_every < 1:
         raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
     commit = commit or commit_every > 1
     if commit and board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
-    if commit and board.is_volatile:
+    if commit and board.is_volatile and (board.flash is None or not board.flash.storage_bytes):
         raise InputError(
-            f"commit: the storage of {board.name} forgets without power, and no driver of the "
-            "folder writes state to its flash; choose a device whose storage keeps it"
+            f"commit: the storage of {board.name} forgets without power, and no [flash] of it may "
+            "take state; state its storage_bytes, or choose a device whose storage keeps state"
         )
-    unit_bytes = GenerationLayout.on(board).write_unit_bytes if commit else 1
+    in_place = commit and not board.is_volatile
+    unit_bytes = GenerationLayout.on(board).write_unit_bytes if in_place else 1
     if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
         raise InputError(
             f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
@@ -215,7 +226,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
-    _check_storage(deployment.least_stored_bytes, board, commit=deployment.commit)
+    _check_storage(deployment.least_stored_bytes, board, commit=bool(deployment.rotating))
     source = StepSource(deployment, Weights.of(step))
     deployment = replace(deployment, program=program_sizes(deployment, source))
     check_flash(deployment)
@@ -282,17 +293,23 @@ def _inference(
 
 
 def _check_storage(stored_bytes: int, device: Device, *, commit: bool) -> None:
-    """Raise if the storage of the device has no room for what a step keeps there [B]."""
-    if device.aux_bytes is None or stored_bytes <= device.aux_bytes:
+    """Raise if the storage of the device has no room for what a step keeps there [B].
+
+    Generations of state are in its flash where its storage forgets.
+    """
+    flash = device.flash if commit and device.is_volatile else None
+    room = device.aux_bytes if flash is None else flash.storage_bytes
+    if room is None or stored_bytes <= room:
         return
-    what, advice = "what is kept there", "give more ram"
+    what, advice, blocks = "what is kept there takes", "give more ram", ""
     if commit:
-        what = "both generations of all state there"
+        what = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
-    block = GenerationLayout.on(device).erase_block_bytes
+    if commit or not device.is_volatile:
+        blocks = f" in blocks of {GenerationLayout.on(device).erase_block_bytes:,} B"
     raise BudgetError(
-        f"storage: {what} takes {stored_bytes:,} B in blocks of {block:,} B, and device "
-        f"{device.name} has {device.aux_bytes:,} B; {advice}"
+        f"{'storage' if flash is None else 'flash'}: {what} {stored_bytes:,} B{blocks}, and device "
+        f"{device.name} has {room:,} B; {advice}"
     )
 
 

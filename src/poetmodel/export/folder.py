@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,7 @@ from poetmodel.export.kernels import (
 from poetmodel.export.packaging import command_block, template_words
 from poetmodel.export.source import BINARY_WEIGHTS, StepSource
 from poetmodel.export.step import DataType, Weights
+from poetmodel.export.tables import BYTES, tables_of
 from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
@@ -179,8 +181,10 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 
 
 def _config(deployment: Deployment) -> str:
-    """Return what the Makefile has to know; storage that is read like RAM cannot be a file."""
-    driver = "DRIVER ?= ram\n" if deployment.plan.memory_mapped else ""
+    """Return what the Makefile has to know; what is read like RAM, or forgets, is no file."""
+    in_memory = deployment.plan.memory_mapped or deployment.saves
+    driver = "DRIVER ?= ram\n" if in_memory else ""
+    driver += "FLASH ?= file\n" if deployment.saves else ""
     shared = deployment.shared_kernels
     kernels = "" if shared is None else f"SHARED := {shared}\n"
     sizes = f"RAM_SIZE = {deployment.ram_bytes}\nSTACK_SIZE = {deployment.stack_bytes}\n"
@@ -200,10 +204,8 @@ def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
 def _needed(name: str, deployment: Deployment) -> bool:
     """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
     needed = {"src/pm_commit.c": deployment.commit, "examples/Train/storage.c": deployment.slots}
+    needed["examples/Train/flash.c"] = deployment.saves
     return name != "pm_driver.h" and bool(needed.get(name, True))
-
-
-_DTYPES: Final = {DataType.REAL: "float32", DataType.INT32: "int32", DataType.UINT8: "uint8"}
 
 
 def manifest(
@@ -230,11 +232,12 @@ def manifest(
         "updates": step.learning_rate is not None,
         **({"accumulate": step.accumulate} if step.accumulate > 1 else {}),
         "commit": deployment.commit,
+        **({"commits_to": "flash"} if deployment.saves else {}),
         **({"commit_every": deployment.commit_every} if deployment.commit_every > 1 else {}),
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),
         "status": None if result is None else str(result.status),
-        "inputs": [_value(value) for value in step.inputs],
+        "inputs": [{**_value(value), **_tables(step, value)} for value in step.inputs],
         "outputs": [_value(value) for value in _outputs(step)],
         "states": [
             {**_value(value), "home": _home(value, source), "pieces": len(value.pieces)}
@@ -285,9 +288,23 @@ def _value(value: NamedTensor) -> dict[str, Any]:
     return {
         "name": value.name,
         "shape": list(value.shape),
-        "dtype": _DTYPES[value.type],
+        "dtype": "float32" if value.type is DataType.REAL else str(value.type),
         "bytes": elements(value) * value.type.itemsize,
     }
+
+
+def _tables(step: LoweredStep, value: NamedTensor) -> dict[str, Any]:
+    """Return the tables that convert an input of bytes: a row for all channels, or one for each."""
+    if value.type is DataType.REAL:
+        return {}
+    names = tables_of(step, value)
+    rows = [step.values[name].reshape(-1, BYTES).astype(float).tolist() for name in names]
+    return {"tables": [[_numbers(row) for row in table] for table in rows]} if rows else {}
+
+
+def _numbers(row: Sequence[float]) -> list[float | str]:
+    """Return numbers as JSON has them; those that are not finite by their names."""
+    return [number if math.isfinite(number) else str(number) for number in row]
 
 
 def _home(value: NamedTensor, source: StepSource) -> str:

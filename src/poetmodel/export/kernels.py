@@ -35,6 +35,7 @@ _OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)
 """What a prefix replaces: names of C and of its files, but for the program ``pm_run``."""
 
 
+@cache
 def kernel_names() -> frozenset[str]:
     """Return the kernels that there are."""
     folder = SOURCES / "kernels"

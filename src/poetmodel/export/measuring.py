@@ -177,6 +177,6 @@ def _batch(step: LoweredStep) -> bytes:
     for value in step.inputs:
         size = math.prod(value.shape)
         reals = value.type is DataType.REAL
-        array = random.normal(size=size).astype("<f4") if reals else np.zeros(size, "<i4")
-        parts.append(array.tobytes())
+        array = random.normal(size=size) if reals else np.zeros(size)
+        parts.append(array.astype(value.type.stored).tobytes())
     return b"".join(parts)

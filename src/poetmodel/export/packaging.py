@@ -44,7 +44,9 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "STORAGE": _storage(deployment),
         "STORED": str(deployment.stored_bytes),
         "PAGED": "y" if deployment.slots else "n",
-        "ESPSTORAGE": "esp_partition" if deployment.slots else "",
+        "ESPSTORAGE": "ram;esp_partition" * deployment.saves
+        or "esp_partition" * bool(deployment.slots),
+        "MEMORY": _MEMORY if deployment.saves else "",
         "SHARED": shared,
         "COMPONENT": shared.rpartition("/")[2],
         "KERNELS": _KERNELS.format(folder=shared) if shared else "",
@@ -78,7 +80,11 @@ def _sketch(deployment: Deployment) -> Iterator[tuple[str, str]]:
     """Yield what an Arduino sketch says of a step: its arrays, and the wires to its storage."""
     inputs = [(k, value, elements(value)) for k, value in enumerate(deployment.step.inputs)]
     yield "ARRAYS", "\n".join(f"static {v.type.c_name} x{k}[{size}];" for k, v, size in inputs)
-    noise = {DataType.REAL: "random(-1000, 1001) / 1000.0f"}
+    noise = {
+        DataType.REAL: "random(-1000, 1001) / 1000.0f",
+        DataType.UINT8: "random(256)",
+        DataType.INT8: "random(-128, 128)",
+    }
     yield (
         "FILL",
         "\n".join(
@@ -86,10 +92,12 @@ def _sketch(deployment: Deployment) -> Iterator[tuple[str, str]]:
             for n, v, size in inputs
         ),
     )
-    over_spi = bool(deployment.slots) and not deployment.plan.memory_mapped
+    in_place = deployment.plan.memory_mapped and not deployment.saves
+    over_spi = bool(deployment.slots) and not in_place
     yield "SPI", _SPI if over_spi else ""
     yield "SELECT", _SELECT if over_spi else ""
-    yield "SKETCH", '"Train.ino", "storage.c"' if deployment.slots else '"Train.ino"'
+    files = ("Train.ino", *["storage.c"] * bool(deployment.slots), *["flash.c"] * deployment.saves)
+    yield "SKETCH", ", ".join(f'"{name}"' for name in files)
     yield "SKETCHBEGIN", (_RESUME if deployment.commit else _INIT).replace("\n", "\n    ")
 
 
@@ -103,8 +111,16 @@ def _storage(deployment: Deployment) -> str:
     """Return how an application gives a step its storage."""
     if not deployment.slots:
         return "The plan pages nothing: no driver of storage is needed."
-    layout = deployment.layout
+    layout = deployment.page_layout
     turns = "" if not deployment.commit else _TURNS.format(generations=deployment.generations)
+    if deployment.saves:
+        own = deployment.layout
+        turns = _SAVED.format(
+            saved=deployment.saved_bytes,
+            block=own.erase_block_bytes,
+            unit=own.write_unit_bytes,
+            generations=deployment.generations,
+        )
     return _STORAGE.format(
         slots=len(deployment.slots),
         stored=deployment.stored_bytes,
@@ -117,10 +133,10 @@ def _storage(deployment: Deployment) -> str:
 
 def _paged(text: str, deployment: Deployment) -> str:
     """Return where an SDK puts pages, if there are any."""
-    size, upper = deployment.stored_bytes, deployment.prefix.upper()
+    size, upper = deployment.saved_bytes or deployment.stored_bytes, deployment.prefix.upper()
     chip = "a driver of yours" if deployment.plan.memory_mapped else "a flash chip on the SPI bus"
     device, at = deployment.device, _EXAMPLE_ADDRESS
-    if device is not None and device.flash is not None and device.stores_in_flash:
+    if device is not None and device.flash is not None and device.commits_to_flash:
         at = device.flash.size_bytes - size
     return text.format(size=size, at=at, upper=upper, chip=chip) if deployment.slots else ""
 
@@ -206,7 +222,7 @@ a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out
 
 | driver | storage |
 |---|---|
-| `port/driver_ram.c` | memory that the step may not use otherwise |
+| `port/driver_ram.c` | memory that the step may not use otherwise, mapped SDRAM or PSRAM too |
 | `port/driver_spi_flash.c` | serial NOR flash; give it the one function of `port/pm_spi.h` |
 | `port/driver_flash_area.c` | Zephyr: node label `pm_partition`, or `PM_PARTITION` |
 | `port/driver_esp_partition.c` | ESP-IDF: partition `"pm_pages"`, or `PM_PARTITION` (16 letters) |
@@ -218,6 +234,16 @@ level nothing: a page keeps its blocks, which are erased whenever it is written.
 
 _TURNS: Final = """ State is
 written to {generations:,} places in turn (`PM_GENERATIONS`, which may be less, from 2 on)."""
+_MEMORY: Final = """
+  zephyr_library_sources("${CMAKE_CURRENT_LIST_DIR}/../port/driver_ram.c")"""
+_SAVED: Final = """
+
+This storage forgets without power (`PM_VOLATILE`), so state is written to flash apart, {saved:,} B
+(`PM_COMMITTED_BYTES`) in blocks of {block:,} B (`PM_COMMIT_BLOCK`) and units of {unit} B
+(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`). Compile two drivers: one
+of memory, `port/driver_ram.c` with `PM_STORAGE_ADDRESS` as where it is mapped, and one of flash, or
+`pm_flash_read` and `pm_flash_write` of `port/pm_storage.h`. Slots from `PM_PAGE_SLOTS` on are in
+flash."""
 _EXAMPLE_ADDRESS: Final = 0xC0000
 
 _PAGED: Final = {

@@ -256,7 +256,7 @@ class Expansion:
             for name in call.buffers
             if name in self._units and self._units[name][0].replaces is None
         }
-        calls = [_renamed(call, now) for call in part.calls]
+        calls = [call.renamed(now) for call in part.calls]
         pairs, outputs = [], []
         for unit in (unit for unit, writers in self._writers.items() if p in writers):
             tensor, name, of = self._units[unit]
@@ -323,14 +323,6 @@ def _output(tensor: Tensor, new: str, unit: str, size: int) -> Tensor:
         return Tensor(name=new, bytes=size)
     name = tensor.name if unit == tensor.replaces else f"{unit}+"
     return Tensor(name=name, bytes=size, replaces=unit)
-
-
-def _renamed(call: Call, names: Mapping[str, str]) -> Call:
-    arguments = (
-        Ref(names.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
-        for a in call.arguments
-    )
-    return replace(call, arguments=tuple(arguments))
 
 
 def _shares(whole: int, axes: Iterable[Sequence[Range]]) -> list[int]:

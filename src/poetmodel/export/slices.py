@@ -11,7 +11,7 @@ from poetmodel.export.loops import Loops, call_refs, columns_of, loops_of, shape
 from poetmodel.export.step import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from poetmodel.export.loops import Numbers
     from poetmodel.export.step import Argument
@@ -75,6 +75,13 @@ class Channels:
     def total(self, number: int, elements: int) -> int:
         """Return how many elements a tensor has: bits, of a mask."""
         return prod(self.loops.sizes) if number == self.bits else elements
+
+    def summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
+        """Yield how the channels of some buffers lie, which are summed over."""
+        for ref, steps in zip(self.loops.refs, self.loops.steps, strict=True):
+            for d in self.sums:
+                if ref.buffer in names and not ref.offset and steps[d]:
+                    yield ref.buffer, ChannelLayout(self.loops.sizes[d], steps[d])
 
     def dimension(self, number: int, layout: ChannelLayout) -> int | None:
         """Return which dimension is the channels of a tensor, and nothing else, or within one."""

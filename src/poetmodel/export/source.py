@@ -31,6 +31,7 @@ _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
     DataType.INT32: "PM_IS_INT32",
     DataType.UINT8: "PM_IS_UINT8",
+    DataType.INT8: "PM_IS_INT8",
 }
 _SLOTS: Final = "(PM_PAGE_SLOTS + PM_GENERATIONS * PM_STATE_SLOTS)"
 _STORAGE_NUMBERS: Final = ("STATE_BYTES",)
@@ -80,7 +81,7 @@ class StepSource:
     def header(self) -> str:
         """Return the text of ``pm.h``."""
         step, deployment = self.step, self.deployment
-        layout = deployment.layout
+        layout, pages_layout = deployment.layout, deployment.page_layout
         pages, state_slots = len(deployment.page_bytes), len(deployment.generation)
         numbers = {
             "ARENA_BYTES": (deployment.arena_bytes, "of the build for float"),
@@ -101,6 +102,7 @@ class StepSource:
             "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),
             "MAPPED": (int(deployment.plan.memory_mapped), "whether the core reads storage"),
             "COMMIT": (int(deployment.commit), "whether state has generations on storage"),
+            "VOLATILE": (int(deployment.saves), "whether those are in flash, as storage forgets"),
             "COMMIT_EVERY": (f"{deployment.commit_every}u", "steps"),
             "STATE_SUMS": (
                 int(deployment.commit and deployment.checksum),
@@ -122,8 +124,13 @@ class StepSource:
         return _HEADER.format(
             name=_one_line(step.graph.name),
             numbers="\n".join(lines),
-            unit=layout.write_unit_bytes,
-            block=layout.erase_block_bytes,
+            unit=pages_layout.write_unit_bytes,
+            block=pages_layout.erase_block_bytes,
+            committing=_COMMIT_BLOCKS.format(
+                unit=layout.write_unit_bytes, block=layout.erase_block_bytes
+            )
+            if deployment.saves
+            else _COMMIT_AS_PAGES,
             generations=max(1, deployment.generations),
             bytes=deployment.stored_bytes,
             record=RECORD_BYTES if deployment.generation else 0,
@@ -243,6 +250,9 @@ class StepSource:
         kinds = {"inputs": self.step.inputs, "states": self.step.states}
         for kind, values in (kinds | {"gradients": self.step.gradients}).items():
             yield _table(f"const pm_tensor_t pm_{kind}_info[]", map(_info, values))
+        if self.deployment.saves:
+            saved = (str(self._buffers.index(name)) for name in self.deployment.generation)
+            yield _table("const uint32_t pm_saved[]", saved)
         yield from self._gradients()
 
     def _buffer(self, name: str) -> str:
@@ -382,7 +392,8 @@ extern "C" {{
 #ifndef PM_GENERATIONS
 #define PM_GENERATIONS {generations}u
 #endif
-#define PM_UNIT (PM_STORAGE_UNIT > 4u ? PM_STORAGE_UNIT : 4u)
+{committing}
+#define PM_UNIT (PM_COMMIT_UNIT > 4u ? PM_COMMIT_UNIT : 4u)
 #define PM_IN_UNITS(bytes) (((bytes) + PM_UNIT - 1u) / PM_UNIT * PM_UNIT)
 #define PM_IN_BLOCKS(bytes) \\
     (((bytes) + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK * PM_STORAGE_BLOCK)
@@ -393,9 +404,11 @@ extern "C" {{
 #define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS(bytes)
 #endif
 {stored}
+#define PM_COMMITTED_BYTES \\
+    (PM_GENERATIONS * ((PM_STATE_BYTES + PM_IN_UNITS({record}u) + PM_COMMIT_BLOCK - 1u) / \\
+                       PM_COMMIT_BLOCK * PM_COMMIT_BLOCK))
 #ifndef PM_STORED_BYTES
-#define PM_STORED_BYTES \
-    (PM_PAGES_BYTES + PM_GENERATIONS * PM_IN_BLOCKS(PM_STATE_BYTES + PM_IN_UNITS({record}u)))
+#define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES))
 #endif
 
 /* The tensors that callers see, by their numbers; sizes are of the build for float. */
@@ -412,7 +425,8 @@ int pm_use_arena(void *arena, size_t bytes);
 /* 0, or an error number; state is then as it was exported. */
 int pm_init(void);
 
-/* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t.
+/* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t,
+   bytes uint8_t or int8_t.
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
    other group stays the same multiple of it as when this was exported.{accumulate}
    With PM_TORN some state is new already; with any other error all state is as before. */
@@ -439,6 +453,18 @@ int pm_write_state(int index, const pm_real *from);
 _ACCUMULATE_COMMENT: Final = """
    Each call adds its gradients, divided by PM_ACCUMULATE, to those in the state; the one that is
    the PM_ACCUMULATE-th since the last update updates, at its learning rate."""
+
+_COMMIT_AS_PAGES: Final = """\
+#define PM_COMMIT_UNIT PM_STORAGE_UNIT
+#define PM_COMMIT_BLOCK PM_STORAGE_BLOCK"""
+_COMMIT_BLOCKS: Final = """\
+/* The same of the flash that keeps the generations, as storage forgets them without power. */
+#ifndef PM_COMMIT_UNIT
+#define PM_COMMIT_UNIT {unit}u
+#endif
+#ifndef PM_COMMIT_BLOCK
+#define PM_COMMIT_BLOCK {block}u
+#endif"""
 
 _RESUME_DECLARATION: Final = """
 /* In place of pm_init after a restart: PM_OK, with the state of the last step that was committed;

@@ -18,6 +18,7 @@ from poetmodel.export.kernels import changed
 from poetmodel.export.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
 from poetmodel.export.slices import ChannelLayout, Channels, channels_in
 from poetmodel.export.step import WORKSPACE, Call, LoweredStep, Ref
+from poetmodel.export.tables import LOOKUP
 from poetmodel.graph import Tensor
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     """Return a step in which no tensor that can be in slices is larger than so many bytes.
 
     Tensors that operators take channel by channel are a group, and in the same slices: as few as
-    there can be, of multiples of four channels. A group without a larger tensor stays whole, and so
-    does what a kernel reads or writes that takes no ranges of channels.
+    there can be, of multiples of four channels; of an input of bytes single ones. A group without a
+    larger tensor stays whole, and so does what a kernel reads or writes that takes no ranges of
+    channels.
     """
     whole, kept = parted(step), set(step.handed_out)
     while True:
@@ -80,6 +82,9 @@ class _Tiling:
         self._channels = [[channels_in(call) for call in calls] for calls in step.calls]
         self._layouts: dict[str, ChannelLayout] = {}
         self._totals: dict[str, int] = {}
+        calls = (call for of_node in step.calls for call in of_node if call.kernel == LOOKUP)
+        self._converted = {ref.buffer for call in calls for ref in changed(call)}
+        """Inputs of bytes, as real numbers."""
         self._find_layouts()
         self._is_free = self._free()
         self._groups = _Groups()
@@ -94,7 +99,7 @@ class _Tiling:
     # -- which buffers have channels, and which of these are in slices -----------------------------
 
     def _find_layouts(self) -> None:
-        """Find how channels lie, from the first dimensions of parameters on."""
+        """Find how channels lie, from the first dimensions of parameters, and from inputs, on."""
         if self.beside is None:
             for value in self.whole.states:
                 (first, *more), shape = value.pieces, value.shape
@@ -107,6 +112,8 @@ class _Tiling:
         else:
             known = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
             self._layouts.update((name, layout) for name, layout in known if name in self._given)
+        for channels in (c for of_node in self._channels for c in of_node if c is not None):
+            self._layouts.update(channels.summed_layouts(self._converted))
         # Products come last: of two factors that have channels a result has those of its weights.
         found = [c for of_node in self._channels for c in of_node if c is not None]
         for calls in ([c for c in found if not c.is_product], found):
@@ -229,6 +236,7 @@ class _Tiling:
         for name in sorted(self._is_free):
             members[self._groups.find(name)].append(name)
         for names in members.values():
+            block = 1 if self._converted.issuperset(names) else BLOCK
             given = {self._given[name] for name in names if name in self._given}
             channels = self._layouts[names[0]].channels
             most = max(self.whole.buffers[name].bytes for name in names)
@@ -237,10 +245,10 @@ class _Tiling:
             if given:
                 (ranges,) = given
                 yield from ((name, ranges) for name in names)
-            elif most > self._tile_bytes and channels > BLOCK:
-                blocks = -(-channels // BLOCK)
-                each = max(1, self._tile_bytes * channels // most // BLOCK)
-                each = -(-blocks // -(-blocks // each)) * BLOCK
+            elif most > self._tile_bytes and channels > block:
+                blocks = -(-channels // block)
+                each = max(1, self._tile_bytes * channels // most // block)
+                each = -(-blocks // -(-blocks // each)) * block
                 if each < channels:
                     ranges = tuple(pairwise((*range(0, channels, each), channels)))
                     yield from ((name, ranges) for name in names)

@@ -23,7 +23,10 @@ from poetmodel.choosing.search import (
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles, needed_bytes
 from poetmodel.export.io import load_scores
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
@@ -33,6 +36,7 @@ from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.lowering.step import lower
+from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -62,7 +66,10 @@ class Choice:
     step: LoweredStep | None
     """That step, captured without masks; None without a set."""
     note: str = ""
-    """Why nothing is proved, in words, where the sets were compared on graphs of other nodes."""
+    """Of what something is proved, in words, where that is not all steps: of tiles of a size, of
+    the whole step, or of nothing, where the sets were compared on graphs of other nodes."""
+    tile_bytes: int | None = None
+    """The size of the tiles of all steps [B]; None where they are whole."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -109,6 +116,7 @@ class Choice:
                 "gap": self.gap,
                 "scores": dict(self.scores),
                 "note": self.note,
+                "tile_bytes": self.tile_bytes,
                 "statistics": dict(self.selection.statistics),
             }
         }
@@ -126,6 +134,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     profile: str | Path | Costs | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     name: str | None = None,
+    tile: str | int | None = None,
     backend: str = "highs",
     time_limit: float = 60.0,
     gap: float = 1e-4,
@@ -154,13 +163,16 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         Of all parameters. Default: SGD.
     name : str, optional
         Name of the step; by default the class of `model`.
+    tile : str or int, optional
+        Largest tensor, such as ``32KiB``: the steps are in tiles, as those of `export`; with
+        ``auto`` of the size that it chooses for the step that trains all. Default: whole ones.
     backend, time_limit, gap, threads, seed
         As for `poetmodel.solve`. The gap is that of the score, and of the schedule of the set.
         Capturing comes on top of the time.
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
         ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and what to
-        ``minimize``. Percentages are of the step that trains all.
+        ``minimize``. Percentages are of the step that trains all, not in tiles.
 
     Returns
     -------
@@ -180,14 +192,16 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     modes, so that a batch norm in training mode goes on to renew its statistics.
 
     The sets are compared on graphs that are derived from one capture, and the chosen one is
-    captured again. Both are without masks, since which masks pay depends on what is trained.
+    captured again; in tiles it is derived too. Both are without masks, since which masks pay
+    depends on what is trained.
     PyTorch may choose other operators where a weight is frozen (such as for products of batches);
     then the bound is the sum of all scores, and `Choice.note` says so.
     """
     if optimizer is None:
         trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable) if trainable else None
-    step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+    whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+    tile_bytes, step, limits = _in_tiles(whole, tile, device, limits)
     freezable = Freezable(step=step)
     layers = layers_of(freezable.parameters, per)
     worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
@@ -202,18 +216,76 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     )
     chosen = tuple(name for layer in selection.layers for name in layers[layer])
     if not chosen:
-        nothing = _without_set(problem, selection, clock)
-        return Choice(selection=selection, parameters=(), scores=worth, result=nothing, step=None)
+        return Choice(
+            selection=selection,
+            parameters=(),
+            scores=worth,
+            result=_without_set(problem, selection, clock),
+            step=None,
+            note=_proved_of(whole, problem, tile_bytes, selection.status),
+            tile_bytes=tile_bytes,
+        )
+    start = None if selection.result is None else selection.result.schedule
+    if tile_bytes is not None:
+        derived_step = freezable.trained_step(chosen)
+        derived = derived_step.graph
+        return Choice(
+            selection=selection,
+            parameters=chosen,
+            scores=worth,
+            result=_scheduled(derived_step, derived, problem.resolved(), clock, start),
+            step=derived_step,
+            tile_bytes=tile_bytes,
+        )
     with _training(_parameters(model, loss_fn), chosen):
         captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     derived = freezable.trained(chosen)
     if shape_of(derived) != shape_of(captured.graph):
         return _without_proof(captured, problem.resolved(), clock, selection, chosen, worth)
-    start = None if selection.result is None else selection.result.schedule
     result = _scheduled(captured, derived, problem.resolved(), clock, start)
     return Choice(
         selection=selection, parameters=chosen, scores=worth, result=result, step=captured
     )
+
+
+def _in_tiles(
+    step: LoweredStep,
+    tile: str | int | None,
+    device: str | Device | None,
+    limits: Mapping[str, Any],
+) -> tuple[int | None, LoweredStep, dict[str, Any]]:
+    """Return the size of tiles, the step in them, and limits whose RAM is that of the whole one."""
+    if tile in (None, NO_TILES):
+        return None, step, dict(limits)
+    board = load_device(device) if isinstance(device, str) else device
+    if board is None:
+        raise InputError("tile: is for a device; give device, such as nrf52840")
+    given, ram = dict(limits), limits.get("ram")
+    if isinstance(ram, str) and ram.endswith("%"):
+        whole_bytes = checkpoint_all_peak_bytes(step.graph)
+        given["ram"] = parse_size(ram, field="ram", whole_bytes=whole_bytes)
+    ram_bytes = board.ram_bytes if ram is None else parse_size(given["ram"], field="ram")
+    room = ram_bytes - reserved_bytes(step, STACK_BYTES)
+    paging = board.storage is not None and limits.get("paging", True)
+    size, found = chosen_tiles(step, tile, board, room_bytes=room, paging=paging)
+    return size, found, given
+
+
+def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:
+    """Return of which steps it is proved that nothing can be trained, and what may fit."""
+    device = problem.costs.device
+    if status != Status.INFEASIBLE:
+        return ""
+    if tile_bytes is not None:
+        return f"proved of the step in tiles of {format_bytes(tile_bytes)}"
+    proved = "proved of the step whole"
+    if device is None:
+        return proved
+    size, found = chosen_tiles(whole, AUTO, device, room_bytes=0, paging=problem.can_page)
+    if size is None:
+        return proved
+    least = needed_bytes(found, device, paging=problem.can_page)
+    return f"{proved}; with --tile {size}B no node of it needs more than {format_bytes(least)}"
 
 
 def gradient_norms(

@@ -36,7 +36,8 @@ def export(
     Parameters
     ----------
     model, loss_fn, inputs
-        As for `compile`; the shapes of the inputs are those of every batch.
+        As for `compile`; the shapes of the inputs are those of every batch. Those of type
+        ``torch.uint8`` or ``torch.int8`` stay bytes: what the model makes of each is looked up.
     folder : str or Path
         Where to write; made if it is not there.
     name : str, optional
@@ -55,8 +56,8 @@ def export(
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
-        ``gap``, ``commit``, ``commit_every``, ``checksum``, ``prefix``, ``weights``,
-        ``shared_kernels``.
+        ``gap``, ``commit``, ``commit_every``, ``checksum``, ``byte_inputs``, ``prefix``,
+        ``weights``, ``shared_kernels``.
 
     Returns
     -------

@@ -14,10 +14,25 @@ extern "C" {
 #include "port/pm_pages.h"
 }
 
+/* The NOR flash: all storage, or, where that forgets, what keeps the generations. */
+#if PM_VOLATILE
+#define NOR_BYTES PM_COMMITTED_BYTES
+#define NOR_BLOCK PM_COMMIT_BLOCK
+#define NOR_UNIT PM_COMMIT_UNIT
+#define nor_read pm_flash_read
+#define nor_write pm_flash_write
+#else
+#define NOR_BYTES PM_STORED_BYTES
+#define NOR_BLOCK PM_STORAGE_BLOCK
+#define NOR_UNIT PM_STORAGE_UNIT
+#define nor_read pm_storage_read
+#define nor_write pm_storage_write
+#endif
+
 static unsigned char *memory;
 static long fuel, reads, writes, bytes, erases, fail_read, fail_write, failing;
 static int code;
-static std::vector<long> worn(PM_STORED_BYTES / PM_STORAGE_BLOCK + 1u);
+static std::vector<long> worn(NOR_BYTES / NOR_BLOCK + 1u);
 
 static long number(const char *name, long otherwise)
 {
@@ -37,25 +52,25 @@ static bool fails(long call, long first)
     return first > 0 && call >= first && call < first + failing;
 }
 
-extern "C" int pm_storage_read(uint32_t address, void *to, uint32_t count)
+extern "C" int nor_read(uint32_t address, void *to, uint32_t count)
 {
     if (fails(++reads, fail_read)) return code;
-    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
+    if (address > NOR_BYTES || count > NOR_BYTES - address) abort();
     memcpy(to, memory + address, count);
     return 0;
 }
 
-extern "C" int pm_storage_write(uint32_t address, const void *from, uint32_t count)
+extern "C" int nor_write(uint32_t address, const void *from, uint32_t count)
 {
     if (fails(++writes, fail_write)) return code;
-    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address || address % PM_STORAGE_UNIT) abort();
+    if (address > NOR_BYTES || count > NOR_BYTES - address || address % NOR_UNIT) abort();
     bytes += count;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t at = address + i;
-        if (at % PM_STORAGE_BLOCK == 0) {
+        if (at % NOR_BLOCK == 0) {
             erases++;
-            worn[at / PM_STORAGE_BLOCK]++;
-            for (uint32_t k = at; k < at + PM_STORAGE_BLOCK && k < PM_STORED_BYTES; k++) {
+            worn[at / NOR_BLOCK]++;
+            for (uint32_t k = at; k < at + NOR_BLOCK && k < NOR_BYTES; k++) {
                 if (k % 64 == 0) burn();
                 memory[k] = 0xFF;
             }
@@ -67,10 +82,34 @@ extern "C" int pm_storage_write(uint32_t address, const void *from, uint32_t cou
     return 0;
 }
 
+#if PM_VOLATILE
+static std::vector<unsigned char> forgetful(PM_STORED_BYTES + 1u, 0x5A); /* lost with the process */
+
+extern "C" int pm_storage_read(uint32_t address, void *to, uint32_t count)
+{
+    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
+    memcpy(to, forgetful.data() + address, count);
+    return 0;
+}
+
+extern "C" int pm_storage_write(uint32_t address, const void *from, uint32_t count)
+{
+    burn();
+    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
+    memcpy(forgetful.data() + address, from, count);
+    return 0;
+}
+
+extern "C" const void *pm_storage_address(uint32_t address)
+{
+    return forgetful.data() + address;
+}
+#else
 extern "C" const void *pm_storage_address(uint32_t address)
 {
     return memory + address;
 }
+#endif
 
 static int write_state(const char *name)
 {
@@ -87,9 +126,9 @@ int main(int, char **argv) /* FLASH STEPS BATCHES STATE */
 {
     const int file = open(argv[1], O_RDWR | O_CREAT, 0644);
     const bool fresh = lseek(file, 0, SEEK_END) == 0;
-    if (ftruncate(file, PM_STORED_BYTES + 1)) return 1;
-    memory = static_cast<unsigned char *>(mmap(0, PM_STORED_BYTES + 1, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
-    if (fresh) memset(memory, 0xA5, PM_STORED_BYTES);
+    if (ftruncate(file, NOR_BYTES + 1)) return 1;
+    memory = static_cast<unsigned char *>(mmap(0, NOR_BYTES + 1, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+    if (fresh) memset(memory, 0xA5, NOR_BYTES);
     fuel = number("FUEL", -1), fail_read = number("FAIL_READ", 0);
     failing = number("FAILING", 1), code = static_cast<int>(number("CODE", 2));
 

@@ -16,6 +16,7 @@ from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.step import StepLowering
+from poetmodel.torch.lowering.tables import with_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,7 @@ def with_inference(
 
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
         whole = capture(model, None if loss_fn is None else total, apart(inputs), name=name)
-    joint = _forward(whole, is_total=loss_fn is not None)
+    joint = with_tables(_forward(whole, is_total=loss_fn is not None))
     lowered = StepLowering(joint)
     for operation in lowered.parts.operations:
         if operation.is_random:
@@ -143,16 +144,9 @@ def _sharing(step: LoweredStep, inference: LoweredStep) -> LoweredStep:
             others[name] = f"{name} of the inference"
             own[others[name]] = values
 
-    def renamed(call: Call) -> Call:
-        arguments = tuple(
-            Ref(others.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
-            for a in call.arguments
-        )
-        return replace(call, arguments=arguments)
-
     return replace(
         inference,
-        calls=tuple(tuple(map(renamed, calls)) for calls in inference.calls),
+        calls=tuple(tuple(call.renamed(others) for call in calls) for calls in inference.calls),
         buffers={others.get(name, name): buffer for name, buffer in inference.buffers.items()},
         values=own,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
-from poetmodel.export.kernels import parameters
+from poetmodel.export.kernels import kernel_names, parameters
 from poetmodel.export.loops import RANK, merged
 from poetmodel.export.step import (
     WORKSPACE,
@@ -38,6 +38,7 @@ _TYPES: Final = {
     torch.int32: DataType.INT32,
     torch.bool: DataType.UINT8,
     torch.uint8: DataType.UINT8,
+    torch.int8: DataType.INT8,
 }
 
 _LOWERED: Final[dict[Any, Lower]] = {}
@@ -180,6 +181,8 @@ class Lowering:
         self, kernel: str, *arguments: Argument | StridedView, within: tuple[int, int] | None = None
     ) -> None:
         """Add a call; a look stands for the pointer to its first element."""
+        if kernel not in kernel_names():
+            self.refuse("has no kernel for elements of this type")
         for argument, wanted in zip(arguments, parameters(kernel), strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in wanted:
                 kinds = (_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
@@ -211,14 +214,25 @@ def named(op: Lowering) -> str:
 
 # -- what kernels are told about tensors -------------------------------------------------------
 
-SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte"}
+SUFFIX: Final = {
+    DataType.REAL: "",
+    DataType.INT32: "_int",
+    DataType.UINT8: "_byte",
+    DataType.INT8: "_int8",
+}
 """Ending of a kernel's name if there is one for each type."""
 
-_WORDS: Final = {DataType.REAL: "real", DataType.INT32: "int", DataType.UINT8: "byte"}
+_WORDS: Final = {
+    DataType.REAL: "real",
+    DataType.INT32: "int",
+    DataType.UINT8: "byte",
+    DataType.INT8: "int8",
+}
 _NOUNS: Final = {
     DataType.REAL: "real numbers",
     DataType.INT32: "integers",
     DataType.UINT8: "truth values",
+    DataType.INT8: "bytes with a sign",
 }
 
 

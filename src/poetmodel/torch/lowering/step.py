@@ -28,6 +28,7 @@ from poetmodel.torch.lowering.operands import (
     data_type,
     lowering_of,
 )
+from poetmodel.torch.lowering.tables import with_tables
 from poetmodel.torch.step.optimizers import OptimizerSlot
 from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import with_optimizer
@@ -80,6 +81,7 @@ def lower(
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, apart(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
+    joint = with_tables(joint)
     _split_convolutions(joint)
     if accumulate > 1:
         _divide_loss(joint, accumulate)
@@ -198,7 +200,8 @@ class StepLowering:
         if kind is None:
             raise CaptureError(
                 f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, "
-                "torch.int64, torch.int32 or torch.bool: exported code has no other types"
+                "torch.int64, torch.int32, torch.uint8, torch.int8 or torch.bool: exported code "
+                "has no other types"
             )
         return kind
 
@@ -230,10 +233,11 @@ class StepLowering:
             if look is None or look.buffer in seen:
                 continue
             seen.add(look.buffer)
-            if look.type is DataType.UINT8 and argument.kind is InputKind.USER_INPUT:
+            given = argument.kind is InputKind.USER_INPUT
+            if given and self.joint.value(argument).dtype is torch.bool:
                 raise CaptureError(
-                    f"{self.joint.name}: {argument.name} holds truth values or bytes; expected "
-                    "float32 or integers, which a step takes as pm_real and int32_t"
+                    f"{self.joint.name}: {argument.name} holds truth values; expected float32, "
+                    "integers or bytes, which a step takes as pm_real, int32_t and uint8_t"
                 )
             if not look.is_contiguous:
                 raise CaptureError(
@@ -413,6 +417,7 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
         DataType.REAL: torch.float32,
         DataType.INT32: torch.int32,
         DataType.UINT8: torch.uint8,
+        DataType.INT8: torch.int8,
     }
     array: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
     return array

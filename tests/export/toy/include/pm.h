@@ -9,6 +9,7 @@
 #ifndef PM_COMMIT
 #define PM_COMMIT 0
 #endif
+#define PM_VOLATILE 0
 #ifndef PM_MAPPED
 #define PM_MAPPED 0
 #endif
@@ -45,6 +46,8 @@
 #ifndef PM_STORAGE_BLOCK
 #define PM_STORAGE_BLOCK 4096u
 #endif
+#define PM_COMMIT_UNIT PM_STORAGE_UNIT
+#define PM_COMMIT_BLOCK PM_STORAGE_BLOCK
 #define PM_STORED_BYTES 65536u
 #define PM_STEP_ID 0x70591234u
 #define PM_LAYOUT_ID 0x11112222u

@@ -28,32 +28,32 @@ static int pm_is_now(const char *kind, uint32_t calls)
     return calls == pm_call && strcmp(kind, pm_kind) == 0;
 }
 
-int pm_faulty_read(uint32_t address, void *to, uint32_t bytes)
+int pm_faulty_read(int (*read)(uint32_t, void *, uint32_t), uint32_t address, void *to, uint32_t bytes)
 {
     pm_reads++;
     if (pm_is_now("fail", pm_reads + pm_writes)) return PM_ERROR_PAGE;
     if (pm_is_now("short", pm_reads + pm_writes)) {
-        const int error = pm_storage_read(address, to, bytes / 2u);
+        const int error = read(address, to, bytes / 2u);
         return error ? error : PM_ERROR_SHORT;
     }
     if (pm_is_now("empty", pm_reads)) return PM_OK; /* nothing was read, and nobody tells */
-    const int error = pm_storage_read(address, to, bytes);
+    const int error = read(address, to, bytes);
     if (pm_is_now("flip", pm_reads)) ((uint8_t *)to)[bytes / 2u] ^= 0x40u;
     return error;
 }
 
-int pm_faulty_write(uint32_t address, const void *from, uint32_t bytes)
+int pm_faulty_write(int (*write)(uint32_t, const void *, uint32_t), uint32_t address, const void *from, uint32_t bytes)
 {
     pm_writes++;
     if (pm_is_now("fail", pm_reads + pm_writes)) return PM_ERROR_PAGE;
     if (pm_is_now("short", pm_reads + pm_writes)) {
-        const int error = pm_storage_write(address, from, bytes / 2u);
+        const int error = write(address, from, bytes / 2u);
         return error ? error : PM_ERROR_SHORT;
     }
     if (pm_is_now("old", pm_writes)) return PM_OK; /* what was there stays, and nobody tells */
     if (pm_is_now("cut", pm_writes)) {
-        (void)pm_storage_write(address, from, bytes / 2u);
+        (void)write(address, from, bytes / 2u);
         pm_exit(9);
     }
-    return pm_storage_write(address, from, bytes);
+    return write(address, from, bytes);
 }

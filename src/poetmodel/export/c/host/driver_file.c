@@ -1,6 +1,7 @@
 /* Storage in a file: of a host, or by semihosting of the machine that emulates a board. */
 #include <string.h>
 
+#define PM_FLASH_DRIVER
 #include "../port/pm_pages.h"
 #include "pm_platform.h"
 

@@ -2,6 +2,7 @@
    block, and what is written must be erased and begin where a unit does. A block endures PM_ENDURANCE erases. */
 #include <string.h>
 
+#define PM_FLASH_DRIVER
 #include "../port/pm_pages.h"
 
 #include "pm_platform.h"
@@ -65,10 +66,12 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
     return PM_OK;
 }
 
+#if PM_MAPPED
 const void *pm_storage_address(uint32_t address)
 {
     return pm_storage + address;
 }
+#endif
 
 static void pm_print_count(const char *name, uint32_t count)
 {

@@ -9,9 +9,9 @@
    cut: the power goes in the middle of a write (status 9). These count reads, or writes. */
 int pm_set_fault(const char *kind, uint32_t call);
 
-/* Those of pm_storage.h, but for what goes wrong. */
-int pm_faulty_read(uint32_t address, void *to, uint32_t bytes);
-int pm_faulty_write(uint32_t address, const void *from, uint32_t bytes);
+/* What functions of pm_storage.h do, but for what goes wrong. */
+int pm_faulty_read(int (*read)(uint32_t, void *, uint32_t), uint32_t address, void *to, uint32_t bytes);
+int pm_faulty_write(int (*write)(uint32_t, const void *, uint32_t), uint32_t address, const void *from, uint32_t bytes);
 
 extern uint32_t pm_reads, pm_writes; /* calls until now */
 

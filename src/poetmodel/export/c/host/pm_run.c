@@ -16,6 +16,7 @@
 #endif
 
 #define PART 64u /* elements that are written at a time */
+#define WORD (4u * PM_SCALE) /* what each array of a batch begins at a multiple of [bytes] */
 
 static _Alignas(16) unsigned char pm_batch[PM_INPUT_BYTES * PM_SCALE + 1];
 
@@ -41,7 +42,7 @@ static int pm_read_batch(int file, const void **inputs)
         const uint32_t bytes = pm_inputs_info[i].elements * pm_bytes_of_element(&pm_inputs_info[i]);
         inputs[i] = next;
         if (pm_file_read(file, next, bytes) != bytes) return 0;
-        next += pm_inputs_info[i].elements * 4u * PM_SCALE;
+        next += (bytes + WORD - 1u) / WORD * WORD;
     }
     return 1;
 }

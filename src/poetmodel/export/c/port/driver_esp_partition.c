@@ -6,6 +6,7 @@
 
 static inline unsigned int pm_chip_unit(void);
 #define PM_CHIP_UNIT pm_chip_unit()
+#define PM_FLASH_DRIVER
 #include "pm_pages.h"
 
 #define PM_MOST_UNIT 16u /* what is written at a time where the partition is encrypted */

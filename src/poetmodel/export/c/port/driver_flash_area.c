@@ -5,6 +5,7 @@
 
 static inline unsigned int pm_chip_unit(void);
 #define PM_CHIP_UNIT pm_chip_unit()
+#define PM_FLASH_DRIVER
 #include "pm_pages.h"
 
 #define PM_MOST_UNIT 32u /* no write block of flash is larger */

@@ -1,10 +1,15 @@
-/* Storage in memory that the step may not use otherwise: a RAM disk, or external memory that the core reads. */
+/* Storage in memory that the step may not use otherwise: a RAM disk, or external memory that the core reads and writes
+   where it is mapped, such as SDRAM or PSRAM. Define PM_STORAGE_ADDRESS as where that begins, once the application has
+   set its controller up, or PM_STORAGE_SECTION as a section of the linker that lies there, in quotes. */
 #include <string.h>
 
 #include "pm_pages.h"
 
-#ifdef __arm__
-#define PM_EXTERNAL __attribute__((section(".storage")))
+#if !defined(PM_STORAGE_SECTION) && defined(__arm__)
+#define PM_STORAGE_SECTION ".storage"
+#endif
+#ifdef PM_STORAGE_SECTION
+#define PM_EXTERNAL __attribute__((section(PM_STORAGE_SECTION)))
 #else
 #define PM_EXTERNAL
 #endif
@@ -13,7 +18,11 @@
 #define PM_STORAGE_BYTES (PM_STORED_BYTES ? PM_STORED_BYTES * sizeof(pm_real) / 4u : 1u)
 #endif
 
+#ifdef PM_STORAGE_ADDRESS
+static unsigned char *const pm_storage = (unsigned char *)(uintptr_t)(PM_STORAGE_ADDRESS);
+#else
 static _Alignas(16) unsigned char pm_storage[PM_STORAGE_BYTES] PM_EXTERNAL;
+#endif
 
 static int pm_is_outside(uint32_t address, uint32_t bytes)
 {

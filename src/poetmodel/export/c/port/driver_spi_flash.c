@@ -1,5 +1,6 @@
 /* Storage on serial NOR flash with the usual commands, up to 16 MiB: pages of 256 B, sectors of 4 KiB. A sector is
    erased when its first byte is written. */
+#define PM_FLASH_DRIVER
 #include "pm_pages.h"
 #include "pm_spi.h"
 

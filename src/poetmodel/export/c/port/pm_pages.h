@@ -1,11 +1,34 @@
 /* The page driver over storage that is a row of bytes: where slots lie, checks, checksums. It is code: the one file of
    a driver that has the functions of pm_storage.h includes it. Every transfer is done when the call returns; a port
-   with DMA writes the functions of pages itself. */
+   with DMA writes the functions of pages itself. Where storage forgets (PM_VOLATILE) there are two drivers: that of
+   storage, and that of the flash that keeps generations, which defines PM_FLASH_DRIVER first and has all of them. */
 #ifndef PM_PAGES_H
 #define PM_PAGES_H
 
 #include "pm.h"
 #include "pm_storage.h"
+
+#if PM_VOLATILE && defined(PM_FLASH_DRIVER)
+
+#define pm_storage_read pm_flash_read
+#define pm_storage_write pm_flash_write
+#undef PM_MAPPED
+#undef PM_STORAGE_UNIT
+#undef PM_STORAGE_BLOCK
+#undef PM_STORED_BYTES
+#define PM_MAPPED 0
+#define PM_STORAGE_UNIT PM_COMMIT_UNIT
+#define PM_STORAGE_BLOCK PM_COMMIT_BLOCK
+#define PM_STORED_BYTES PM_COMMITTED_BYTES
+
+/* Where it ends. */
+static inline uint32_t pm_start_of(uint32_t slot)
+{
+    (void)slot;
+    return PM_COMMITTED_BYTES;
+}
+
+#else
 
 #if defined(PM_CHECKSUM) || PM_STATE_SUMS
 #include "../src/pm_checksum.h"
@@ -13,14 +36,14 @@
 
 #ifdef PM_FAULTS /* storage that goes wrong on purpose is put between */
 #include "../host/pm_faults.h"
-#define PM_STORAGE_READ pm_faulty_read
-#define PM_STORAGE_WRITE pm_faulty_write
+#define PM_READ(read, address, to, bytes) pm_faulty_read(read, address, to, bytes)
+#define PM_WRITE(write, address, from, bytes) pm_faulty_write(write, address, from, bytes)
 #else
-#define PM_STORAGE_READ pm_storage_read
-#define PM_STORAGE_WRITE pm_storage_write
+#define PM_READ(read, address, to, bytes) read(address, to, bytes)
+#define PM_WRITE(write, address, from, bytes) write(address, from, bytes)
 #endif
 
-#if defined(PM_CHECKSUM) && PM_MAPPED && !PM_COMMIT
+#if defined(PM_CHECKSUM) && PM_MAPPED && (!PM_COMMIT || PM_VOLATILE)
 #error "pages that are written piece by piece carry no checksum: leave CHECKSUM out"
 #endif
 
@@ -34,6 +57,25 @@ static int pm_moved(int error)
 static inline uint32_t pm_count(uint32_t number)
 {
     return number;
+}
+
+/* Moves bytes of a slot, which begin at an address of storage, or of the flash that keeps generations. */
+static int pm_read(uint32_t slot, uint32_t address, void *to, uint32_t bytes)
+{
+#if PM_VOLATILE
+    if (slot >= pm_count(PM_PAGE_SLOTS)) return pm_moved(PM_READ(pm_flash_read, address, to, bytes));
+#endif
+    (void)slot;
+    return pm_moved(PM_READ(pm_storage_read, address, to, bytes));
+}
+
+static int pm_write(uint32_t slot, uint32_t address, const void *from, uint32_t bytes)
+{
+#if PM_VOLATILE
+    if (slot >= pm_count(PM_PAGE_SLOTS)) return pm_moved(PM_WRITE(pm_flash_write, address, from, bytes));
+#endif
+    (void)slot;
+    return pm_moved(PM_WRITE(pm_storage_write, address, from, bytes));
 }
 
 static uint32_t pm_up(uint32_t bytes, uint32_t step)
@@ -73,7 +115,7 @@ static uint32_t pm_bytes_of(uint32_t slot)
 /* What every tensor of a generation, and every sum, begins at a multiple of: PM_CHIP_UNIT is what a driver finds. */
 static uint32_t pm_unit(void)
 {
-    const uint32_t least = (uint32_t)sizeof(pm_real) > PM_STORAGE_UNIT ? (uint32_t)sizeof(pm_real) : PM_STORAGE_UNIT;
+    const uint32_t least = (uint32_t)sizeof(pm_real) > PM_COMMIT_UNIT ? (uint32_t)sizeof(pm_real) : PM_COMMIT_UNIT;
 #ifdef PM_CHIP_UNIT
     const uint32_t found = PM_CHIP_UNIT;
     return found > least ? found : least;
@@ -100,11 +142,12 @@ static uint32_t pm_start_of(uint32_t slot)
 #if PM_COMMIT
     if (slot >= pm_count(PM_PAGE_SLOTS)) {
         uint32_t all = 0;
+        if (PM_VOLATILE) start = 0;
         for (uint32_t row = PM_PAGE_SLOTS; row < PM_PAGE_SLOTS + PM_STATE_SLOTS; row++) {
             if (row == pm_row_of(slot)) start += all;
             all += pm_up(pm_bytes_of(row), pm_unit()) + (pm_has_sum(row) ? pm_up(4u, pm_unit()) : 0u);
         }
-        start += (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS * pm_up(all, PM_STORAGE_BLOCK);
+        start += (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS * pm_up(all, PM_COMMIT_BLOCK);
     }
 #endif
     return start;
@@ -144,13 +187,13 @@ static uint32_t pm_sum_begin(uint32_t slot, int written)
 static int pm_sum_compare(uint32_t slot, uint32_t address, uint32_t found)
 {
     uint32_t sum = 0;
-    const int error = pm_moved(PM_STORAGE_READ(address + pm_up(pm_bytes_of(slot), pm_unit()), &sum, sizeof sum));
+    const int error = pm_read(slot, address + pm_up(pm_bytes_of(slot), pm_unit()), &sum, sizeof sum);
     return error ? error : sum == found ? PM_OK : PM_ERROR_CHECKSUM;
 }
 
 static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
 {
-    return pm_moved(PM_STORAGE_WRITE(address + pm_up(pm_bytes_of(slot), pm_unit()), &sum, sizeof sum));
+    return pm_write(slot, address + pm_up(pm_bytes_of(slot), pm_unit()), &sum, sizeof sum);
 }
 #endif
 
@@ -173,7 +216,7 @@ int pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
 {
     uint32_t address;
     int error = pm_find(slot, 0, bytes, &address);
-    if (!error) error = pm_moved(PM_STORAGE_WRITE(address, from, bytes));
+    if (!error) error = pm_write(slot, address, from, bytes);
 #if PM_STATE_SUMS
     if (!error && pm_has_sum(slot)) {
         if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT; /* the sum is of the whole tensor */
@@ -185,7 +228,7 @@ int pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
         if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
         const uint32_t sum = pm_sum_of(slot, from, bytes);
         pm_sum[slot] = sum;
-        return pm_moved(PM_STORAGE_WRITE(pm_sum_place(address, bytes), &sum, sizeof sum));
+        return pm_write(slot, pm_sum_place(address, bytes), &sum, sizeof sum);
     }
 #endif
     return error;
@@ -195,7 +238,7 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
 {
     uint32_t address;
     int error = pm_find(slot, 0, bytes, &address);
-    if (!error) error = pm_moved(PM_STORAGE_READ(address, to, bytes));
+    if (!error) error = pm_read(slot, address, to, bytes);
 #if PM_STATE_SUMS
     if (!error && pm_has_sum(slot)) {
         if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
@@ -206,7 +249,7 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
     if (!error && slot < pm_count(PM_PAGE_SLOTS)) {
         uint32_t sum = 0;
         if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
-        error = pm_moved(PM_STORAGE_READ(pm_sum_place(address, bytes), &sum, sizeof sum));
+        error = pm_read(slot, pm_sum_place(address, bytes), &sum, sizeof sum);
         if (error) return error;
         const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has its own sum */
         return is_last && pm_sum_of(slot, to, bytes) == sum ? PM_OK : PM_ERROR_CHECKSUM;
@@ -232,7 +275,7 @@ int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t byt
 {
     uint32_t address;
     int error = pm_find(slot, offset, bytes, &address);
-    if (!error) error = pm_moved(PM_STORAGE_WRITE(address, from, bytes));
+    if (!error) error = pm_write(slot, address, from, bytes);
 #if PM_STATE_SUMS
     static uint32_t sum; /* of the tensor that is being written, until here */
     static int has_sum;
@@ -259,6 +302,8 @@ int pm_page_check(uint32_t slot)
     return pm_sum_compare(slot, address, pm_sum_on(pm_sum_begin(slot, 0), data, pm_bytes_of(slot)));
 }
 #endif
+#endif
+
 #endif
 
 #endif

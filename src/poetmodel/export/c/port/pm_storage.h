@@ -15,4 +15,9 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes);
 /* Where a byte of storage lies for the core; only storage that it reads like RAM has this. */
 const void *pm_storage_address(uint32_t address);
 
+/* Where storage forgets without power (PM_VOLATILE), generations of state are in flash apart, of PM_COMMITTED_BYTES: the
+   same of that, with units of PM_COMMIT_UNIT and blocks of PM_COMMIT_BLOCK. */
+int pm_flash_read(uint32_t address, void *to, uint32_t bytes);
+int pm_flash_write(uint32_t address, const void *from, uint32_t bytes);
+
 #endif

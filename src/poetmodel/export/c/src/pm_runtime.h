@@ -5,10 +5,11 @@
 #include <string.h>
 
 /* pm.h defines PM_INPUTS, PM_STATES, PM_NODES, PM_GRADIENTS (0 with an optimizer), PM_INPUT_BYTES (of all inputs,
-   4 for each element), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with all
+   each in whole words), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with all
    generations), PM_PAGE_SLOTS (those in blocks of their own, the first ones), PM_STATE_SLOTS (of one generation),
    PM_GENERATIONS, PM_COMMIT (0 or 1), PM_COMMIT_EVERY, PM_STATE_SUMS (0 or 1: committed state has checksums), PM_MAPPED
-   (0 or 1: storage is read like RAM), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a number made from the
+   (0 or 1: storage is read like RAM), PM_VOLATILE (0 or 1: storage forgets
+   without power, so that commits go to flash), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a number made from the
    graph) and PM_LAYOUT_ID (from the order of a generation). Sizes in bytes are those of the float build; all are
    PM_SCALE times that. */
 #include "pm.h"
@@ -22,7 +23,9 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
 
 /* Storage with commits. Of the generations of replaced state, whose slots are PM_STATE_SLOTS apart, pm_generation is
    whole. A step reads that (PM_OLD), writes all of the next one (PM_NEW) in the order of its slots, waits, and ends with
-   pm_commit(1), which writes the record. pm_init begins with pm_commit_clear(), and writes all of the next one too. */
+   pm_commit(1), which writes the record. pm_init begins with pm_commit_clear(), and writes all of the next one too.
+   Where storage forgets (PM_VOLATILE), a step changes state at its home, as without commits, and the end of one that
+   commits copies all of it to the next generation. */
 #if PM_COMMIT
 extern uint32_t pm_generation;
 int pm_commit_clear(void);

@@ -47,7 +47,7 @@ static int is_committed(const pm_buffer_t *buffer)
 /* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
 static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
 {
-    return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
+    return buffer->elements * (buffer->type == PM_IS_REAL ? 4u : size_of(buffer->type)) * PM_SCALE;
 }
 
 static uint32_t old_slot(const pm_buffer_t *buffer)
@@ -170,6 +170,50 @@ static int write_buffer(const pm_buffer_t *buffer, const change_t *what)
     return PM_OK;
 }
 
+#if PM_VOLATILE
+/* Copies all state that steps change to the next generation. */
+static int put_all(void)
+{
+    for (uint32_t row = 0; row + 1u < PM_STATE_SLOTS; row++) {
+        const pm_buffer_t *buffer = &pm_buffers[pm_saved[row]];
+        const uint32_t slot = PM_NEW(PM_PAGE_SLOTS + row);
+        const void *from = PM_ADDRESS(buffer->address);
+        if (buffer->home == PM_STORAGE) {
+            PM_TRY(fetch(buffer));
+        }
+#if PM_MAPPED
+        if (buffer->home == PM_MAPPED_STORAGE) {
+            from = pm_page_address(buffer->slot);
+        }
+#endif
+        PM_TRY_PAGE(pm_page_out(slot, from, bytes_on_storage(buffer)));
+        PM_TRY_PAGE(pm_page_wait(slot));
+    }
+    return PM_OK;
+}
+
+/* Copies it back from the generation that is whole; a storage that is mapped is memory, and written like that. */
+static int fetch_all(void)
+{
+    for (uint32_t row = 0; row + 1u < PM_STATE_SLOTS; row++) {
+        const pm_buffer_t *buffer = &pm_buffers[pm_saved[row]];
+        const uint32_t slot = PM_OLD(PM_PAGE_SLOTS + row);
+        void *to = PM_ADDRESS(buffer->address);
+#if PM_MAPPED
+        if (buffer->home == PM_MAPPED_STORAGE) {
+            to = (void *)(uintptr_t)pm_page_address(buffer->slot);
+        }
+#endif
+        PM_TRY_PAGE(pm_page_in(slot, to, bytes_on_storage(buffer)));
+        PM_TRY_PAGE(pm_page_wait(slot));
+        if (buffer->home == PM_STORAGE) {
+            PM_TRY(put(buffer));
+        }
+    }
+    return PM_OK;
+}
+#endif
+
 /* Writes what changes to where it lies; of committed state all, as the next generation, once that is needed. */
 static int write_state(const change_t *what)
 {
@@ -185,9 +229,12 @@ static int write_state(const change_t *what)
             }
 #endif
             PM_TRY(write_buffer(buffer, what));
+            commits |= PM_VOLATILE;
         }
     }
-#if PM_COMMIT
+#if PM_VOLATILE
+    PM_TRY(commits ? put_all() : PM_OK);
+#elif PM_COMMIT
     for (uint32_t slot = PM_PAGE_SLOTS; commits && slot + 1u < PM_PAGE_SLOTS + PM_STATE_SLOTS; slot++) {
         for (uint32_t k = 0; k < PM_BUFFERS; k++) {
             if (pm_buffers[k].slot == slot) {
@@ -195,6 +242,8 @@ static int write_state(const change_t *what)
             }
         }
     }
+#endif
+#if PM_COMMIT
     return commits ? pm_commit(0) : PM_OK;
 #else
     (void)commits;
@@ -245,6 +294,15 @@ int pm_init(void)
 int pm_load_state(void)
 {
     PM_TRY(prepare());
+#if PM_VOLATILE
+    static const change_t all = {0, 0, 0, 0};
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* what no step changes is in no generation */
+        if (pm_buffers[k].home != PM_FLASH) {
+            PM_TRY(write_buffer(&pm_buffers[k], &all));
+        }
+    }
+    return fetch_all();
+#else
 #if PM_STATE_SUMS
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         if (pm_buffers[k].home == PM_STORAGE && is_committed(&pm_buffers[k])) {
@@ -263,11 +321,15 @@ int pm_load_state(void)
         }
     }
     return PM_OK;
+#endif
 }
 
-/* Writes what lives in RAM to the next generation. */
-static int put_resident(void)
+/* Writes what the step has not written to the next generation: what lives in RAM, or all. */
+static int put_rest(void)
 {
+#if PM_VOLATILE
+    PM_TRY(put_all());
+#endif
     for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
         if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
             PM_TRY(put(&pm_buffers[k]));
@@ -282,7 +344,7 @@ int pm_save_step(void)
         pm_steps++;
         return PM_OK;
     }
-    PM_TRY(put_resident());
+    PM_TRY(put_rest());
     return pm_commit(1);
 }
 
@@ -294,7 +356,7 @@ int pm_commit_now(void)
     if (pm_steps % PM_COMMIT_EVERY == 0) {
         return PM_OK; /* the last step did */
     }
-    PM_TRY(put_resident());
+    PM_TRY(put_rest());
     return pm_commit(0);
 }
 #endif
@@ -361,7 +423,8 @@ int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real
     const change_t what = {(const unsigned char *)from, index, first, count};
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         const uint8_t home = pm_buffers[k].home;
-        const int stays = home == PM_FLASH || (PM_COMMIT && home == PM_MAPPED_STORAGE && !is_committed(&pm_buffers[k]));
+        const int is_kept = PM_COMMIT && !PM_VOLATILE && !is_committed(&pm_buffers[k]);
+        const int stays = home == PM_FLASH || (is_kept && home == PM_MAPPED_STORAGE);
         if (stays && change(&what, &pm_buffers[k], 0, pm_buffers[k].elements, 0)) {
             return PM_READ_ONLY;
         }

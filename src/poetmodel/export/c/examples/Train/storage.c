@@ -1,7 +1,9 @@
 /* Where the pages of the sketch go: on an ESP32 to a partition of its flash, else to a flash chip on the SPI bus. */
 #include <pm.h>
 
-#if defined(ARDUINO_ARCH_ESP32) && (!PM_MAPPED || PM_COMMIT)
+#if PM_VOLATILE /* memory: its address is PM_STORAGE_ADDRESS, or its section PM_STORAGE_SECTION; see flash.c */
+#include <../port/driver_ram.c>
+#elif defined(ARDUINO_ARCH_ESP32) && (!PM_MAPPED || PM_COMMIT)
 #include <../port/driver_esp_partition.c>
 #elif !PM_MAPPED
 #include <../port/driver_spi_flash.c>

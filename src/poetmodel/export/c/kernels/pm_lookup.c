@@ -1,0 +1,11 @@
+/* out = table[x]: bytes as real numbers, from a table of 256 of them, or from one for each channel; an int8_t is looked up
+   by its bits */
+#include "pm_each.h"
+#include "pm_kernels.h"
+
+void pm_lookup(pm_real *out, const uint8_t *x, const pm_real *table, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = table[k + x[j]];
+    }
+}

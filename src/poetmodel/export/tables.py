@@ -1,0 +1,168 @@
+"""Inputs of bytes, which tables of real numbers convert where they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from poetmodel.errors import InputError, listed
+from poetmodel.export.loops import call_refs, merged
+from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
+from poetmodel.graph import Node, Phase, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from poetmodel.export.loops import Numbers
+
+BYTES: Final = 256
+"""How many values a byte has: the entries of a table, or of its row for a channel."""
+LOOKUP: Final = "pm_lookup"
+"""The kernel that converts bytes by a table."""
+_IMAGE: Final = 3
+"""Dimensions of one image, whose channels come first."""
+_NUMBERS: Final = 2
+"""A scale and an offset."""
+_TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
+"""Types of bytes that an input may have."""
+
+
+def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
+    """Return the tables by which a step reads an input, in the order of their first use."""
+    found: dict[str, None] = {}
+    for call in (call for calls in step.calls for call in calls):
+        if call.kernel == LOOKUP:
+            _, x, table = call_refs(call)
+            found.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteInput:
+    """What bytes mean: each is its integer times a scale, plus an offset, in single precision."""
+
+    type: DataType
+    scale: tuple[float, ...] = (1.0,)
+    """One for all, or one for each channel."""
+    offset: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def parse(cls, text: str, *, field: str) -> ByteInput:
+        """Read ``TYPE[:SCALE[:OFFSET]]``, each of them a number, or one a channel with commas."""
+        kind, *rest = str(text).split(":")
+        try:
+            numbers = [tuple(map(float, part.split(","))) for part in rest]
+        except ValueError:
+            numbers = [(math.nan,)]
+        finite = all(math.isfinite(number) for part in numbers for number in part)
+        channels = {len(part) for part in numbers} - {1}
+        if kind not in _TYPES or len(rest) > _NUMBERS or len(channels) > 1 or not finite:
+            raise InputError(
+                f"{field}: expected {' or '.join(_TYPES)}, a scale and an offset, each one number "
+                f"or one a channel, such as uint8:0.0039 or uint8:0.01,0.02,0.01:-1.5, got {text!r}"
+            )
+        return cls(_TYPES[kind], *numbers)
+
+    def rows(self) -> np.ndarray:
+        """Return the table: a row of 256 reals, or one for each channel."""
+        integers = np.arange(BYTES, dtype="u1").view(self.type.stored).astype(np.float32)
+        scale, offset = (np.array(n, np.float32)[:, None] for n in (self.scale, self.offset))
+        rows: np.ndarray = integers * scale + offset
+        return rows
+
+
+def with_byte_inputs(step: LoweredStep, given: Mapping[str, str]) -> LoweredStep:
+    """Return a step that takes some inputs, by name, as bytes, and so does its inference.
+
+    Raises
+    ------
+    InputError
+        If an input is not there or has no real numbers, or a text is not of the form
+        ``TYPE[:SCALE[:OFFSET]]``.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(f"byte_inputs: expected texts by the names of inputs, got {given!r}")
+    for name, text in given.items():
+        field = f"byte_inputs: {name}"
+        wanted = ByteInput.parse(text, field=field)
+        reals = [value.name for value in step.inputs if value.type is DataType.REAL]
+        if name not in reals:
+            raise InputError(f"{field}: expected an input of real numbers: {listed(reals)}")
+        rows = wanted.rows()
+        table = _free(f"{name} table", step.buffers)
+        changes = _converted(step, name, wanted.type, table, len(rows))
+        inference = step.inference
+        if inference is not None and name in [value.name for value in inference.inputs]:
+            inference = _converted(inference, name, wanted.type, table, len(rows))
+        values = {**step.values, table: rows.flatten()}
+        step = replace(changes, values=values, inference=inference)
+    return step
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return a name, with a number where it is taken."""
+    names = chain([name], (f"{name}#{number}" for number in count(2)))
+    return next(free for free in names if free not in taken)
+
+
+def _converted(
+    step: LoweredStep, name: str, kind: DataType, table: str, channels: int
+) -> LoweredStep:
+    """Return a step that reads an input of bytes by a table, in front of its first reader."""
+    (value,) = (value for value in step.inputs if value.name == name)
+    old = value.pieces[0].buffer
+    shape, elements = value.shape, step.buffers[old].elements
+    new = _free("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
+    call = Call(LOOKUP, (Ref(new), Ref(old), Ref(table), _shape(name, shape, channels)))
+    nodes: list[Node] = []
+    calls: list[tuple[Call, ...]] = []
+    is_there = False
+    for node, of_node in zip(step.graph.nodes, step.calls, strict=True):
+        if any(old in made.buffers for made in of_node):
+            if not is_there:
+                tensor = Tensor(name=new, bytes=elements * DataType.REAL.itemsize)
+                nodes.append(
+                    Node(
+                        name=new,
+                        op="lookup",
+                        phase=Phase.FORWARD,
+                        outputs=(tensor,),
+                        flops=elements,
+                    )
+                )
+                calls.append((call,))
+                is_there = True
+            node = replace(node, inputs=(*node.inputs, new))  # noqa: PLW2901 - reads that instead
+        nodes.append(node)
+        calls.append(tuple(made.renamed({old: new}) for made in of_node))
+    buffers = {
+        **step.buffers,
+        old: Buffer(elements=elements, type=kind),
+        new: Buffer(elements=elements, type=DataType.REAL),
+        table: Buffer(elements=channels * BYTES, type=DataType.REAL),
+    }
+    inputs = tuple(replace(v, type=kind) if v is value else v for v in step.inputs)
+    return step.with_nodes(nodes, calls, buffers=buffers, inputs=inputs)
+
+
+def _shape(name: str, shape: Numbers, channels: int) -> Numbers:
+    """Return the shape table of a lookup: result, bytes, and where the row of a channel begins."""
+    places = {1: (0,), _IMAGE: (0, 1)}.get(len(shape), (1,))
+    wanted = (d for d in places if d < len(shape) and channels in (1, shape[d]))
+    dimension = next(wanted, None if channels > 1 else 0)
+    if dimension is None:
+        raise InputError(
+            f"byte_inputs: {name}: expected one number, or one for each channel, the "
+            f"{'first' if 0 in places else 'second'} dimension of {list(shape)}; got {channels}"
+        )
+    inside, outside = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
+    sizes = (inside, math.prod(shape[dimension : dimension + 1]), outside)
+    steps = (1, inside, math.prod(shape[dimension:]))
+    rows = merged((sizes, steps, steps, (0, BYTES if channels > 1 else 0, 0)))
+    rows = rows or [[1, 0, 0, 0]]
+    return (len(rows), *(number for row in rows for number in row))

@@ -1,0 +1,316 @@
+"""Inputs of bytes: kept as bytes, and what a model makes of each has the bits of PyTorch."""
+
+import copy
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kit.commands import invoke, refused
+from kit.export_agreement import QUICK_BUILD, Exported
+from kit.kernel_calls import executed, kernels
+from kit.programs import needs
+from kit.rotation import rotating
+from kit.shared_objects import build
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target, run
+from poetmodel.export.deployment import STACK_BYTES, input_bytes, reserved_bytes
+from poetmodel.export.exporting import export_step
+from poetmodel.export.io import load_step, save_step
+from poetmodel.export.tables import with_byte_inputs
+from poetmodel.export.tiles import tiled
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.lowering.inference import with_inference
+from poetmodel.torch.lowering.step import lower
+
+LABELS = torch.tensor([3, 1])
+BYTES = torch.arange(256, dtype=torch.uint8)
+KINDS = (torch.uint8, torch.int8)
+
+
+class Seen(nn.Module):
+    """A convolution of what a function makes of an image, or of sequences of numbers."""
+
+    def __init__(self, look=lambda _, x: x):
+        super().__init__()
+        self.look = look
+        self.mean = nn.Buffer(torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
+        self.std = nn.Parameter(torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1))
+        self.std.requires_grad_(requires_grad=False)
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        x = functional.relu(self.norm(self.first(self.look(self, x))))
+        return self.head(x.mean((2, 3)))
+
+
+def from_lists(_, x):
+    """Normalize as torchvision does, by lists of numbers."""
+    x = x.to(torch.float32).div(255)
+    mean, std = (torch.as_tensor(each, dtype=x.dtype) for each in ([0.5, 0.4, 0.3], [0.2] * 3))
+    return x.clone().sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+
+
+LOOKS = {
+    "scaled": (1, lambda _, x: x.to(torch.float32) / 255),
+    "divided": (1, lambda _, x: x / 255),
+    "normalized": (3, lambda own, x: (x.float() / 255 - own.mean) / own.std),
+    "of lists": (3, from_lists),
+    "alike": (1, lambda _, x: (x.float() - torch.full((3, 1, 1), 127.5)) * 0.01),
+    "rows first": (
+        3, lambda own, x: ((x.permute(0, 3, 1, 2).float() - own.mean) / own.std).contiguous()
+    ),
+    "rows": (
+        3, lambda own, x: ((x / 255 - own.mean.view(3)) / own.std.view(3)).permute(0, 3, 1, 2)
+    ),
+    "wrapped": (1, lambda _, x: (x * 3 + 7).float().clamp(3, 200).sqrt()),
+    "chosen": (1, lambda _, x: torch.where(x > 100, x.float(), 0.5)),
+}  # fmt: skip
+"""What models make of bytes: the rows of the table, and the function."""
+
+
+def image(look, kind=torch.uint8):
+    """Return images of every byte."""
+    pixels = BYTES[torch.randperm(2 * 3 * 8 * 8, generator=torch.manual_seed(0)) % 256].view(kind)
+    return pixels.view((2, 8, 8, 3) if look.startswith("rows") else (2, 3, 8, 8))
+
+
+def lowered(model, *inputs, infer=False):
+    """Return the step of a model with momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = lower(model, functional.cross_entropy, (*inputs, LABELS), optimizer=optimizer)
+    given = (*inputs, LABELS)
+    return with_inference(step, model, functional.cross_entropy, given) if infer else step
+
+
+def pair(look, kind=torch.uint8, *, infer=False):
+    """Return a model that looks at bytes and one that is given what it sees: inputs and steps."""
+    torch.manual_seed(0)
+    model = Seen(LOOKS[look][1])
+    x = image(look, kind)
+    seen = model.look(model, x).detach().contiguous()
+    plain = copy.deepcopy(model)
+    plain.look = lambda _, x: x
+    return [
+        (given, lowered(each, given, infer=infer)) for each, given in ((model, x), (plain, seen))
+    ]
+
+
+def same(step, x, other, y):
+    """Hold loss and state of two steps after some batches to each other, bit by bit."""
+    found, expected = executed(step, x, LABELS, steps=2), executed(other, y, LABELS, steps=2)
+    np.testing.assert_array_equal(found[step.loss.buffer], expected[other.loss.buffer])
+    states = {value.name: value for value in other.states}
+    for value in step.states:
+        mine = np.concatenate([found[ref.buffer] for ref in value.pieces])
+        its = np.concatenate([expected[ref.buffer] for ref in states[value.name].pieces])
+        np.testing.assert_array_equal(mine, its, err_msg=value.name)
+
+
+def rows_of(step):
+    """Return how many rows each table has."""
+    return [v.size // 256 for name, v in step.values.items() if "as reals" in name]
+
+
+@pytest.mark.parametrize(
+    ("look", "kind"),
+    rotating(
+        product(LOOKS, KINDS),
+        {*product(LOOKS, KINDS[:1]), ("normalized", torch.int8), ("rows", torch.int8)},
+    ),
+    ids=str,
+)
+def test_a_table_has_the_bits_of_what_a_model_makes_of_bytes(look, kind):
+    """One call takes the place of the formula: the step is that of real numbers, bit by bit."""
+    (x, step), (y, plain) = pair(look, kind)
+    assert rows_of(step) == [LOOKS[look][0]]
+    assert kernels(step).count("pm_lookup") == 1
+    assert kernels(step).count("pm_mul") == kernels(plain).count("pm_mul")
+    assert [value.type for value in step.inputs] == [str(x.dtype).removeprefix("torch."), "int32"]
+    assert input_bytes(step) == x.numel() + 8
+    same(step, x, plain, y)
+
+
+@pytest.mark.parametrize(
+    ("rows", "look"),
+    [
+        ([1], lambda _, x: x.float() * torch.arange(8.0)),
+        ([1], lambda own, x: x.float() - own.first.bias[:3].view(3, 1, 1)),
+        ([1, 1], lambda _, x: x.float() - (x.float() / 2).mean()),
+        ([1], lambda _, x: functional.dropout(x.float(), 0.5)),
+        ([], lambda _, x: x.flip(3).float()),
+    ],
+    ids=["places", "trained", "mean", "random", "moved"],
+)
+def test_what_depends_on_more_than_a_byte_and_its_channel_stays(rows, look):
+    """The operations before it are in a table; it is an operation of the step as any other."""
+    torch.manual_seed(0)
+    model, x = Seen(look), image("")
+    step = lowered(model, x)
+    assert rows_of(step) == rows
+    expected = functional.cross_entropy(copy.deepcopy(model)(x), LABELS)
+    found = executed(step, x, LABELS)[step.loss.buffer]
+    if "pm_dropout" not in " ".join(kernels(step)):
+        assert found == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_bytes_may_be_labels():
+    """What becomes whole numbers has no table."""
+    model = nn.Linear(6, 4)
+    loss = lambda out, y: functional.cross_entropy(out, y.long())  # noqa: E731
+    x, y = torch.randn(2, 6), LABELS.to(torch.uint8)
+    step = lower(model, loss, (x, y))
+    expected = loss(model(x), y).item()
+    assert executed(step, x, y)[step.loss.buffer] == pytest.approx(expected, rel=1e-6)
+    assert rows_of(step) == []
+
+
+@pytest.mark.parametrize("look", ["normalized", "scaled"])
+def test_tiles_convert_a_channel_at_a_time(look):
+    """So that the image is never there as real numbers; the bits stay."""
+    (x, step), (y, plain) = pair(look)
+    found = tiled(step, 600)
+    names = [node.name for node in found.graph.nodes if node.op == "lookup"]
+    assert names == ["lookup[0:1]", "lookup[1:2]", "lookup[2:3]"]
+    assert max(t.bytes for n in found.graph.nodes if n.op == "lookup" for t in n.outputs) == 512
+    same(found, x, plain, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    rotating(
+        product((Target.HOST, Target.M4, Target.HOST_DOUBLE), KINDS),
+        {(Target.M4, torch.uint8), (Target.HOST_DOUBLE, torch.int8)},
+    ),
+    ids=str,
+)
+def test_programs_read_bytes(target, kind, tmp_path):
+    """Training and inference take files of bytes, and give the bits of real numbers."""
+    needs(target)
+    found = []
+    for folder, (x, step) in zip("ab", pair("normalized", kind, infer=True), strict=True):
+        export_step(step, tmp_path / folder, infer=True, gap=0.5, tile=600)
+        program = build(tmp_path / folder, target, settings=("POISON=1", QUICK_BUILD))
+        real = "<f8" if target is Target.HOST_DOUBLE else "<f4"
+        array = x.numpy() if x.dtype is kind else x.numpy().astype(real)
+        inputs = array.tobytes() + LABELS.int().numpy().tobytes()
+        done = run(
+            program, target, tmp_path / folder, inputs=inputs, steps=3, learning_rate=0.1,
+            words=("infer=outputs.bin",),
+        )  # fmt: skip
+        outputs = (tmp_path / folder / "outputs.bin").read_bytes()
+        found.append((done.require_success().state, done.losses, outputs))
+    assert found[0] == found[1]
+
+
+def test_a_program_of_the_host_reads_bytes_and_its_folder_says_so(tmp_path):
+    """Manifest: type, size and table; the header has the type; RAM has bytes."""
+    (x, step), (y, plain) = pair("normalized")
+    made, other = Exported(step, tmp_path / "a"), Exported(plain, tmp_path / "b")
+    batches = [[(given, LABELS)] for given in (x, y)]
+    outcomes = [
+        each.outcome(batch, 2, target=Target.HOST, settings=(QUICK_BUILD,))
+        for each, batch in zip((made, other), batches, strict=True)
+    ]
+    assert outcomes[0].same_bits(outcomes[1])
+    value = made.manifest["inputs"][0]
+    assert (value["dtype"], value["bytes"]) == ("uint8", 384)
+    (table,) = value["tables"]
+    model = Seen()
+    every = BYTES.view(-1, 1, 1, 1).expand(-1, 3, 1, 1)
+    expected = LOOKS["normalized"][1](model, every).detach().view(256, 3).t()
+    np.testing.assert_array_equal(np.array(table, np.float32), expected)
+    assert "tables" not in other.manifest["inputs"][0]
+    header = (tmp_path / "a" / "include/pm.h").read_text(encoding="utf-8")
+    assert "#define PM_INPUT_0 0 /* uint8_t[2][3][8][8], 384 B */" in header
+    assert made.deployment.ram_map()["inputs"] == 384 + 8
+
+
+def test_numbers_that_are_not_finite_are_in_a_manifest(tmp_path):
+    """JSON has no infinity."""
+    model = Seen(lambda _, x: x.float().log().clamp(max=1.0) * 0 + x.float().log())
+    export_step(lowered(model, image("")), tmp_path)
+    document = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
+    assert document["inputs"][0]["tables"][0][0][0] == "nan"
+
+
+# -- what an option says ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "look"),
+    [
+        ("uint8:0.0039", lambda x: x.float() * 0.0039),
+        ("uint8", lambda x: x.float()),
+        (
+            "int8:0.01,0.02,0.03:-1.5,0,2",
+            lambda x: (
+                x.float() * torch.tensor([0.01, 0.02, 0.03]).view(3, 1, 1)
+                + torch.tensor([-1.5, 0, 2]).view(3, 1, 1)
+            ),
+        ),
+    ],
+    ids=["scale", "integers", "channels"],
+)
+def test_an_option_says_what_bytes_mean(text, look, tmp_path):
+    """The step is the one that is given these real numbers; its inference and its file too."""
+    torch.manual_seed(0)
+    x = image("", torch.int8 if text.startswith("int8") else torch.uint8)
+    y = look(x)
+    plain = lowered(Seen(), y, infer=True)
+    step = with_byte_inputs(plain, {"inputs[0]": text})
+    same(step, x, plain, y)
+    same(tiled(step, 600), x, plain, y)
+    assert "pm_lookup" in kernels(step.inference)
+    save_step(step, tmp_path / "x.step.json")
+    same(load_step(tmp_path / "x.step.json"), x, plain, y)
+    assert reserved_bytes(plain, STACK_BYTES) - reserved_bytes(step, STACK_BYTES) == 3 * x.numel()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"inputs[1]": "uint8"},
+        {"image": "uint8"},
+        {"inputs[0]": "uint16"},
+        {"inputs[0]": "uint8:one"},
+        {"inputs[0]": "uint8:inf"},
+        {"inputs[0]": "uint8:1:0:0"},
+        {"inputs[0]": "uint8:1,2"},
+        {"inputs[0]": "uint8:1,2,3:1,2"},
+        "uint8",
+    ],
+    ids=str,
+)
+def test_what_an_option_cannot_mean_is_refused(given, told):
+    """With the input, what is expected, and what came."""
+    with pytest.raises(InputError) as error:
+        with_byte_inputs(lowered(Seen(), torch.randn(2, 3, 8, 8)), given)
+    told(str(error.value))
+
+
+def test_the_command_takes_bytes(tmp_path):
+    """Of a step file, for each input by its name."""
+    save_step(lowered(Seen(), torch.randn(2, 3, 8, 8)), tmp_path / "x.step.json")
+    words = ["export", str(tmp_path / "x.step.json"), "--out", str(tmp_path / "c")]
+    invoke(*words, "--byte-input", "inputs[0]=uint8:0.0039", status=0)
+    document = json.loads((tmp_path / "c/manifest.json").read_text(encoding="utf-8"))
+    assert document["inputs"][0]["dtype"] == "uint8"
+    refused(*words, "--byte-input", "inputs[0]")
+
+
+def test_truth_values_are_no_inputs():
+    """Bytes are, and buffers may be truth values; what a step takes is said."""
+    masked = Seen(lambda own, x: x.float() * own.mask)
+    masked.mask = nn.Buffer(torch.arange(8) < 5)
+    assert rows_of(lowered(masked, image(""))) == [1]
+    model = Seen(lambda _, x: x.float())
+    with pytest.raises(CaptureError, match="truth values; expected float32, integers or bytes"):
+        lowered(model, torch.ones(2, 3, 8, 8, dtype=torch.bool))
