@@ -30,8 +30,13 @@ KERNELS = SOURCES / "kernels"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
 TOLERANCE = 1e-12
 
-_NUMPY = {DataType.REAL: np.float64, DataType.INT32: np.int32, DataType.UINT8: np.uint8}
-_POISON = {DataType.REAL: np.nan, DataType.INT32: -(2**31), DataType.UINT8: 0xFF}
+_NUMPY = {
+    DataType.REAL: np.float64,
+    DataType.INT32: np.int32,
+    DataType.UINT8: np.uint8,
+    DataType.INT8: np.int8,
+}
+_POISON = {DataType.REAL: np.nan, DataType.INT32: -(2**31), DataType.UINT8: 0xFF, DataType.INT8: -1}
 _GUARD = 64
 """Elements before and after each buffer that a kernel may neither read nor write."""
 

@@ -35,12 +35,14 @@ _POINTER: Final = {
     DataType.REAL: "PM_REALS",
     DataType.INT32: "PM_INTS",
     DataType.UINT8: "PM_BYTES",
+    DataType.INT8: "PM_INT8S",
 }
 """The macros that turn an offset in the arena into a pointer."""
 _CONSTANT: Final = {
     DataType.REAL: "PM_CONSTANT_REALS",
     DataType.INT32: "PM_CONSTANT_INTS",
     DataType.UINT8: "PM_CONSTANT_BYTES",
+    DataType.INT8: "PM_CONSTANT_INT8S",
 }
 _PIECE: Final = 32
 """Elements of memory-mapped state that are updated and written at a time."""

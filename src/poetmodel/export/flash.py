@@ -33,7 +33,7 @@ _REGISTERS: Final = 4
 _SHORT: Final = 256
 """Whole numbers below this are a part of an instruction."""
 _KINDS: Final = (
-    (re.compile(r"PM_(REALS|INTS|BYTES|ADDRESS)\("), "address"),
+    (re.compile(r"PM_(REALS|INTS|BYTES|INT8S|ADDRESS)\("), "address"),
     (re.compile(r"PM_CONSTANT_|pm_list_"), "constant"),
     (re.compile(r"-?(PM_C\(|PM_INFINITY)|lr\b"), "real"),
     (re.compile(r"-?\d+$"), "number"),

@@ -203,9 +203,6 @@ def _needed(name: str, deployment: Deployment) -> bool:
     return name != "pm_driver.h" and bool(needed.get(name, True))
 
 
-_DTYPES: Final = {DataType.REAL: "float32", DataType.INT32: "int32", DataType.UINT8: "uint8"}
-
-
 def manifest(
     deployment: Deployment, source: StepSource, *, command: str, names: Sequence[str]
 ) -> str:
@@ -285,7 +282,7 @@ def _value(value: NamedTensor) -> dict[str, Any]:
     return {
         "name": value.name,
         "shape": list(value.shape),
-        "dtype": _DTYPES[value.type],
+        "dtype": "float32" if value.type is DataType.REAL else str(value.type),
         "bytes": elements(value) * value.type.itemsize,
     }
 

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.export.kernels import parameter_names
@@ -28,6 +29,8 @@ OTHER: Final = "other"
 """What the table calls kernels that it does not have."""
 _BLOCK: Final = 4
 """Rows, columns, channels or places that kernels take at once."""
+_INT8: Final = (-128, 127)
+"""The limits of an element of int8."""
 _SLIDING: Final = (3, 5)
 """Columns of the windows that slide: see ``pm_correlate.h``."""
 
@@ -344,6 +347,80 @@ def _count_bags(counts: Counter[str], given: Mapping[str, Any]) -> None:
     counts.update(result=given["bags"] * given["n"], element=given["count"] * given["n"])
 
 
+# -- quantized layers ----------------------------------------------------------------------------
+
+
+def _count_dots(counts: Counter[str], name: str, times: int, length: int) -> None:
+    """Count sums of so many products, of several rows at once: ``pm_q8_dots``."""
+    words, rest = divmod(length, _BLOCK)
+    counts.update(
+        {f"{name} run": times, f"{name} word": times * words, f"{name} rest": times * rest}
+    )
+
+
+def _count_quantized(counts: Counter[str], given: Mapping[str, Any], results: int) -> None:
+    """Count the results that are brought within limits."""
+    if (given["low"], given["high"]) != _INT8:
+        counts.update(limited=results)
+
+
+def _count_q8_elements(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    counts.update(element=given["n"])
+    _count_quantized(counts, given, given["n"])
+
+
+def _count_q8_average(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    _count_planes(counts, {"row_step": 1, "column_step": 1, **given})
+    _count_quantized(counts, given, counts["element"])
+
+
+def _count_q8_pointwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    pairs = -(-given["results"] // 2)
+    for name, pixels in zip(("2x2", "1x2"), divmod(given["pixels"], 2), strict=True):
+        counts[name] += pixels * pairs
+        _count_dots(counts, name, pixels * pairs, given["in"])
+    _count_quantized(counts, given, given["pixels"] * given["results"])
+
+
+def _seen_taps(sizes: ConvolutionSizes) -> list[list[int]]:
+    """Return how many taps each row of places sees, and each column of them."""
+    return [
+        [len(_taps(k * stride - pad, size, window, dilation)) for k in range(places)]
+        for size, places, window, stride, pad, dilation in sizes.directions
+    ]
+
+
+def _count_q8_convolution(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes = ConvolutionSizes(*given["shape"])
+    pairs = given["batch"] * sizes.groups * -(-sizes.group_results // 2)
+    in_line = sizes.groups == sizes.dilation_across == 1
+    down, across = _seen_taps(sizes)
+    for rows in down:
+        k = 0
+        while k < len(across):
+            whole = rows == sizes.window_height and across[k : k + 2] == [sizes.window_width] * 2
+            name = "2x2" if whole else "1x2"
+            counts.update({"place": given["batch"], name: pairs})
+            runs, length = (1, across[k]) if in_line else (across[k], 1)
+            _count_dots(counts, name, pairs * rows * runs, length * sizes.group_channels)
+            k += 2 if whole else 1
+    _count_quantized(counts, given, given["batch"] * sizes.results * sizes.out_plane)
+
+
+def _count_q8_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
+    fours, ones = divmod(sizes.channels, _BLOCK)
+    down, across = _seen_taps(sizes)
+    for rows, columns in product(down, across):
+        whole = (rows, columns) == sizes[6:8]
+        name = ("3x3" if (rows, columns) == (3, 3) else "whole") if whole else "edge"
+        counts.update({"place": batch, name: batch * fours, "1": batch * ones})
+        counts.update({f"{name} row": batch * fours * rows, "1 row": batch * ones * rows})
+        taps = batch * rows * columns
+        counts.update({f"{name} tap": fours * taps, "1 tap": ones * taps})
+    _count_quantized(counts, given, batch * sizes.channels * sizes.out_plane)
+
+
 _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_mm": _count_product,
     "pm_mm_sgd": _count_product,
@@ -363,4 +440,9 @@ _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_conv2d_strided": _count_strided,
     "pm_conv2d_dx_strided": _count_strided,
     "pm_conv2d_dw_strided": _count_strided,
+    "pm_q8_pointwise": _count_q8_pointwise,
+    "pm_q8_conv2d": _count_q8_convolution,
+    "pm_q8_depthwise": _count_q8_depthwise,
+    "pm_q8_add": _count_q8_elements,
+    "pm_q8_average": _count_q8_average,
 }

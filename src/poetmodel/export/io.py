@@ -70,13 +70,13 @@ class _CallEntry(Strict):
 
 class _Buffer(Strict):
     elements: Index
-    type: Literal["real", "int32", "uint8"]
+    type: Literal["real", "int32", "uint8", "int8"]
 
 
 class _Value(Strict):
     name: str
     shape: list[Index]
-    type: Literal["real", "int32", "uint8"]
+    type: Literal["real", "int32", "uint8", "int8"]
     pieces: Annotated[list[_Ref], Field(min_length=1)]
     strides: list[Index] | None = None
 
@@ -370,7 +370,7 @@ def _fits(step: LoweredStep, wanted: str, argument: Argument) -> bool:
     is_pointer = wanted.endswith("*")
     if isinstance(argument, Ref):
         buffer = step.buffers.get(argument.buffer)
-        return is_pointer and (buffer is None or buffer.type.c_name in wanted)
+        return is_pointer and (buffer is None or buffer.type.c_name in wanted.split())
     if isinstance(argument, tuple):
         return wanted == "const int32_t *" and all(abs(number) < 2**31 for number in argument)
     if isinstance(argument, int):

@@ -31,6 +31,7 @@ _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
     DataType.INT32: "PM_IS_INT32",
     DataType.UINT8: "PM_IS_UINT8",
+    DataType.INT8: "PM_IS_INT8",
 }
 _SLOTS: Final = "(PM_PAGE_SLOTS + PM_GENERATIONS * PM_STATE_SLOTS)"
 _STORAGE_NUMBERS: Final = ("STATE_BYTES",)

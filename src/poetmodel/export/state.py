@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STATE_FILE: Final = "state.bin"
 """What the file is called in its folder unless another name is wanted."""
-_STORED: Final = {"float32": "<f4", "int32": "<i4", "uint8": "u1"}
+_STORED: Final = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
 _MANIFEST: Final = "manifest.json"
 
 
@@ -31,7 +31,7 @@ class ExportedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """``float32``, ``int32`` or ``uint8``, in the build for the device."""
+    """``float32``, ``int32``, ``uint8`` or ``int8``, in the build for the device."""
     home: str
     """``ram``, ``storage``, ``mapped`` or ``flash``; of tiles with several homes all, with +."""
 

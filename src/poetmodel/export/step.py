@@ -30,16 +30,23 @@ class DataType(StrEnum):
     INT32 = "int32"
     UINT8 = "uint8"
     """Truth values, and bytes."""
+    INT8 = "int8"
+    """What is quantized: see ``pm_q8.h``."""
 
     @property
     def itemsize(self) -> int:
         """Size of an element in the build for the device [B]."""
-        return 1 if self is DataType.UINT8 else 4
+        return int(self.stored[-1])
 
     @property
     def stored(self) -> str:
         """How NumPy names it in files: little-endian, in the size of the build for the device."""
-        return {DataType.REAL: "<f4", DataType.INT32: "<i4", DataType.UINT8: "u1"}[self]
+        return {
+            DataType.REAL: "<f4",
+            DataType.INT32: "<i4",
+            DataType.UINT8: "u1",
+            DataType.INT8: "i1",
+        }[self]
 
     @property
     def c_name(self) -> str:
@@ -48,6 +55,7 @@ class DataType(StrEnum):
             DataType.REAL: "pm_real",
             DataType.INT32: "int32_t",
             DataType.UINT8: "uint8_t",
+            DataType.INT8: "int8_t",
         }[self]
 
 

@@ -47,7 +47,7 @@ static int is_committed(const pm_buffer_t *buffer)
 /* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
 static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
 {
-    return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
+    return buffer->elements * (buffer->type == PM_IS_REAL ? 4u : size_of(buffer->type)) * PM_SCALE;
 }
 
 static uint32_t old_slot(const pm_buffer_t *buffer)

@@ -5,7 +5,7 @@
 #include "pm_runtime.h"
 
 typedef enum { PM_RAM, PM_STORAGE, PM_MAPPED_STORAGE, PM_FLASH } pm_home;
-typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8 } pm_type;
+typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8, PM_IS_INT8 } pm_type;
 
 /* One buffer of state. Sizes and addresses are those of the build for float. */
 typedef struct {
@@ -58,6 +58,7 @@ extern const pm_gradient_t pm_gradients[];
 #define PM_REALS(offset) ((pm_real *)PM_ADDRESS(offset))
 #define PM_INTS(offset) ((int32_t *)PM_ADDRESS(offset))
 #define PM_BYTES(offset) ((uint8_t *)PM_ADDRESS(offset))
+#define PM_INT8S(offset) ((int8_t *)PM_ADDRESS(offset))
 
 #if PM_IS_DOUBLE
 extern pm_real pm_wide_weights[]; /* the weights are floats */
@@ -67,6 +68,7 @@ extern pm_real pm_wide_weights[]; /* the weights are floats */
 #endif
 #define PM_CONSTANT_INTS(element) ((const int32_t *)(const void *)pm_weights + (element))
 #define PM_CONSTANT_BYTES(element) ((const uint8_t *)(const void *)pm_weights + (element))
+#define PM_CONSTANT_INT8S(element) ((const int8_t *)(const void *)pm_weights + (element))
 
 /* A step that is under way, in one call or in slices. */
 typedef struct {
