@@ -16,6 +16,7 @@ from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.step import StepLowering
+from poetmodel.torch.quantized.reading import with_fronts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,7 @@ def with_inference(
             )
         return output.sum()
 
+    model = with_fronts(model)
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
         whole = capture(model, None if loss_fn is None else total, apart(inputs), name=name)
     joint = _forward(whole, is_total=loss_fn is not None)

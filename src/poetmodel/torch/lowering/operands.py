@@ -38,6 +38,7 @@ _TYPES: Final = {
     torch.int32: DataType.INT32,
     torch.bool: DataType.UINT8,
     torch.uint8: DataType.UINT8,
+    torch.int8: DataType.INT8,
 }
 
 _LOWERED: Final[dict[Any, Lower]] = {}
@@ -219,6 +220,7 @@ _NOUNS: Final = {
     DataType.REAL: "real numbers",
     DataType.INT32: "integers",
     DataType.UINT8: "truth values",
+    DataType.INT8: "quantized values",
 }
 
 

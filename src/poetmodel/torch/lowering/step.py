@@ -413,6 +413,7 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
         DataType.REAL: torch.float32,
         DataType.INT32: torch.int32,
         DataType.UINT8: torch.uint8,
+        DataType.INT8: torch.int8,
     }
     array: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
     return array

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.quantized import operators
+from poetmodel.torch.quantized.operators import operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,18 +19,19 @@ LABEL: Final = "int8 front: exact against its definition, not against float"
 
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
-    """An operator of `operators`, with the constants and the numbers that it takes."""
+    """An operator of `poetmodel.torch.quantized.operators`, with the constants and the numbers that it takes."""
 
     def __init__(
         self,
-        operator: str,
+        name: str,
         tensors: Mapping[str, torch.Tensor],
         numbers: Sequence[Any],
         *,
         flattens: bool = False,
     ) -> None:
         super().__init__()
-        self.operator = operator
+        self.operator = name
+        """Its name, without ``q8_``."""
         self.numbers = tuple(numbers)
         self.flattens = flattens
         """Whether it takes all elements of a sample as its channels."""
@@ -43,8 +44,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         if self.flattens:
             given = tuple(x.flatten(1) for x in given)
         constants = (getattr(self, name) for name in self.tensors)
-        run = getattr(operators, f"q8_{self.operator}")
-        result: torch.Tensor = run(*given, *constants, *self.numbers)
+        result: torch.Tensor = operator(self.operator)(*given, *constants, *self.numbers)
         return result
 
     def extra_repr(self) -> str:

@@ -29,6 +29,11 @@ _WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
 _LOWEST, _HIGHEST = -128, 127
 
 
+def operator(name: str) -> Any:
+    """Return the operator ``q8_NAME`` as a captured graph names it."""
+    return getattr(torch.ops.poetmodel, f"q8_{name}").default
+
+
 def _operator(schema: str) -> Callable[[Any], Any]:
     """Return a decorator that makes a function PyTorch's operator of its name."""
 
