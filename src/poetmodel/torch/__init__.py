@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.exporting import export
     from poetmodel.torch.keras import from_keras
     from poetmodel.torch.onnx.module import from_onnx
+    from poetmodel.torch.quantized.front import QuantizedFront
+    from poetmodel.torch.quantized.quantizing import quantized
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
     from poetmodel.torch.state.exported import load_state, save_state
@@ -34,6 +36,7 @@ _HOMES: Final = {
     "Choice": "choosing",
     "Joint": "capturing.joint_graph",
     "Profile": "runtime.profiling",
+    "QuantizedFront": "quantized.front",
     "Step": "compilation",
     "Trace": "step.trace",
     "backend": "dynamo.backend",
@@ -47,6 +50,7 @@ _HOMES: Final = {
     "measure": "runtime.profiling",
     "partitioner": "dynamo.backend",
     "plans": "dynamo.backend",
+    "quantized": "quantized.quantizing",
     "recover": "state.recovery",
     "region": "dynamo.regions",
     "save_state": "state.exported",
@@ -64,6 +68,7 @@ __all__ = [
     "Joint",
     "PageError",
     "Profile",
+    "QuantizedFront",
     "Step",
     "Trace",
     "backend",
@@ -77,6 +82,7 @@ __all__ = [
     "measure",
     "partitioner",
     "plans",
+    "quantized",
     "recover",
     "region",
     "save_state",
