@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     import networkx
 
+INT8_FRONT: Final = "int8 front: exact against its definition, not against float"
+"""What results of a network say whose first layers are quantized."""
+_INT8: Final = "q8_"
+"""How the operators of such layers begin."""
+
 
 class Phase(StrEnum):
     """The part of a training step that an operation belongs to."""
@@ -193,6 +198,11 @@ class Graph:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["resident_bytes"] = dict(self.resident_bytes)
         return partial(type(self).of_valid, **values), ()
+
+    @property
+    def exactness(self) -> str:
+        """What its results are exact against, where that is not float; else nothing."""
+        return INT8_FRONT if any(node.op.startswith(_INT8) for node in self.nodes) else ""
 
     # -- numbering ---------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.lowering.step import lower
+from poetmodel.torch.quantized.front import QuantizedFront
+from poetmodel.torch.quantized.reading import with_fronts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -226,7 +228,7 @@ def gradient_norms(
 
     The model, its buffers and its gradients stay as they are.
     """
-    own, own_loss = copy.deepcopy((model, loss_fn))
+    own, own_loss = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _parameters(own, own_loss)
     own.zero_grad()
     given = positional(batch)
@@ -259,8 +261,25 @@ def _scores(
         values, source = load_scores(Path(given)), str(given)
     else:
         values, source = dict(given), "scores"
+    _refuse_quantized(values, model, source)
     check_scores(values, layers, source)
     return {layer: float(values[layer]) for layer in layers}
+
+
+def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
+    """Raise where a score is that of a layer in int8."""
+    fronts = [
+        path
+        for path, module in with_fronts(model).named_modules()
+        if isinstance(module, QuantizedFront)
+    ]
+    for name in scores:
+        for path in fronts:
+            if f"{name}.".startswith(f"{path}." if path else ""):
+                raise InputError(
+                    f"{source}: {name} is a part of the int8 front {path!r}, which cannot be "
+                    "trained; leave its score out"
+                )
 
 
 def _costs(

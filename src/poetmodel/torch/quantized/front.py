@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,10 +13,6 @@ from poetmodel.torch.quantized.operators import operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-LABEL: Final = "int8 front: exact against its definition, not against float"
-"""What results of a step with a quantized front say."""
-
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     """An operator of `poetmodel.torch.quantized.operators`, with the constants and the numbers that it takes."""

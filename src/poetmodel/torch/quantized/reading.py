@@ -16,7 +16,6 @@ import torch
 from torch import fx, nn
 
 from poetmodel.errors import InputError
-from poetmodel.torch.capturing.joint_graph import shown_path
 from poetmodel.torch.graph.operators import module_of, operator_name
 from poetmodel.torch.quantized.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.quantized.grids import Bytes, Grid, Unfinished, arguments_of, single
@@ -54,8 +53,9 @@ def _replaced(module: nn.Module, path: str, seen: dict[nn.Module, nn.Module]) ->
     if module not in seen:
         seen[module] = module  # a module within itself is left as it is
         if is_converted(module):
-            seen[module] = front_of(module, path)
-            return seen[module]
+            seen[module] = front = front_of(module, where=_shown(path))
+            front.stands_for = tuple(module.parameters())
+            return front
         children = {
             name: _replaced(child, f"{path}.{name}" if path else name, seen)
             for name, child in module._modules.items()  # noqa: SLF001
@@ -68,14 +68,16 @@ def _replaced(module: nn.Module, path: str, seen: dict[nn.Module, nn.Module]) ->
     return seen[module]
 
 
-def front_of(module: nn.Module, path: str = "") -> QuantizedFront:
-    """Return the quantized front that a converted module is; `path` is its place, for errors.
+def front_of(module: nn.Module, *, where: str = "quantized front") -> QuantizedFront:
+    """Return the quantized front that a converted module is; `where` is its place, for errors.
 
     Raises `InputError` if it has something that has no kernel: names it, and its module.
     """
-    front = Reader(module, path).read()
-    front.stands_for = tuple(module.parameters())
-    return front
+    return Reader(module, where).read()
+
+
+def _shown(path: str) -> str:
+    return f"quantized front {path!r}" if path else "quantized front"
 
 
 def _is_quantizing(node: fx.Node) -> bool:
@@ -87,7 +89,7 @@ class Reader:
     """Reads one converted module."""
 
     module: Any
-    path: str
+    where: str
     values: dict[fx.Node, Any] = field(default_factory=dict)
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
     wires: list[Wire] = field(default_factory=list)
@@ -136,6 +138,8 @@ class Reader:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
             with torch.no_grad():
                 return node.target(*args, **kwargs)
+        if isinstance(node.meta.get("val"), int | torch.SymInt):
+            return None  # a size, such as that of a batch
         if _is_quantizing(node):
             return self._quantizing(node)
         read = READ.get(node.target)
@@ -328,7 +332,7 @@ class Reader:
         self._fault(f"{operator_name(node)}{where}: {why}")
 
     def _fault(self, fault: str) -> NoReturn:
-        raise InputError(f"quantized front {shown_path(self.path) or 'model'}: {fault}")
+        raise InputError(f"{self.where}: {fault}")
 
 
 def _name(node: fx.Node) -> str:
