@@ -1,0 +1,212 @@
+"""Kernels of quantized layers against a statement of what they are, in NumPy."""
+
+from itertools import product
+import numpy as np
+import pytest
+
+from kit.digits import ran
+from kit.kernel_calls import Memory
+from kit.programs import needs
+from mcu.quantized import INT8, WAYS, Layers, square
+from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step
+from poetmodel.export.step import ConvolutionSizes
+
+CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
+POOLS = ("pm_q8_average", "pm_q8_maximum")
+KERNELS = (*CONVOLUTIONS, *POOLS, "pm_q8_add", "pm_q8_quantize", "pm_q8_dequantize")
+FLOAT = np.float32
+
+
+# -- what they are ---------------------------------------------------------------------------------
+def element(y, zero, low=INT8[0], high=INT8[1]):
+    """Return real numbers in steps of a scale as elements: to even, within limits, NaN as 0."""
+    assert y.dtype == FLOAT
+    steps = np.nan_to_num(np.rint(y), nan=0.0, posinf=1e9, neginf=-1e9).astype(np.float64)
+    return np.clip(steps + zero, low, high).astype(np.int8)
+
+
+def seen(x, sizes):
+    """Yield what each place sees of images of [batch, rows, columns, channels], tap by tap."""
+    (_, rows, height, down, top, far), (_, columns, width, across, left, wide) = sizes.directions
+    images = x.reshape(-1, sizes.height, sizes.width, sizes.channels)
+    after = (rows * down + height * far, columns * across + width * wide)
+    padded = np.pad(images, ((0, 0), (top, after[0]), (left, after[1]), (0, 0)))
+    for h, v in product(range(height), range(width)):
+        lines = padded[:, h * far + down * np.arange(rows)]
+        yield lines[:, :, v * wide + across * np.arange(columns)]
+
+
+def sums(x, w, sizes, zero_x):
+    """Return the sums of a convolution, whose weights are [group, result, tap, channel]."""
+    total = 0
+    for tap, part in enumerate(seen(x.astype(np.int64) - zero_x, sizes)):
+        grouped = part.reshape(*part.shape[:3], sizes.groups, -1)
+        total = total + np.einsum("bijgc,goc->bijgo", grouped, w[:, :, tap].astype(np.int64))
+    return total.reshape(-1, sizes.results)
+
+
+def of_products(total, scale, bias, inverse, zero, low, high):
+    """Return the elements of sums of products."""
+    product = total.astype(FLOAT) * scale
+    return element((product + bias) * FLOAT(inverse), zero, low, high)
+
+
+def conv2d(*, x, w, shape, zero_x, start, batch, **last):
+    """Return a convolution."""
+    sizes = ConvolutionSizes(*shape)
+    filters = w.reshape(sizes.groups, sizes.group_results, sizes.window, sizes.group_channels)
+    assert len(x) == batch * sizes.plane * sizes.channels
+    assert (start == -zero_x * filters.sum((2, 3), dtype=np.int64).ravel()).all()
+    return of_products(sums(x, filters, sizes, zero_x), **last)
+
+
+def depthwise(*, x, w, shape, zero_x, start, batch, **last):
+    """Return a convolution that sees one channel; its weights lie with the channels last."""
+    filters = w.reshape(-1, shape[0]).T
+    return conv2d(x=x, w=filters, shape=shape, zero_x=zero_x, start=start, batch=batch, **last)
+
+
+def pointwise(*, x, w, start, pixels, results, **last):
+    """Return a linear layer of pixels; of what it begins with the zero of x follows."""
+    channels = last.pop("in")
+    total = x.reshape(pixels, channels).astype(np.int64) @ w.reshape(results, -1).T + start
+    return of_products(total, **last)
+
+
+def add(*, a, a_zero, a_scale, b, b_zero, b_scale, n, inverse, **last):
+    """Return a sum."""
+    parts = (a - FLOAT(a_zero)) * FLOAT(a_scale), (b - FLOAT(b_zero)) * FLOAT(b_scale)
+    assert len(parts[0]) == n
+    return element((parts[0] + parts[1]) * FLOAT(inverse), **last)
+
+
+def windows(x, given, row_step=1, column_step=1):
+    """Yield what each window of a pool has, of each image and channel."""
+    shape = (given["batch"], given["x_height"], given["x_width"], given["channels"])
+    for image in x.reshape(shape):
+        for i, j in np.ndindex(given["height"], given["width"]):
+            row, column = given["rows"][2 * i :], given["columns"][2 * j :]
+            window = image[row[0] : row[1] : row_step, column[0] : column[1] : column_step]
+            yield window.reshape(-1, given["channels"])
+
+
+def average(*, x, zero_x, scale, inverse, zero, low, high, **given):
+    """Return means."""
+    totals = [(window.astype(np.int64) - zero_x).sum(0) for window in windows(x, given)]
+    y = np.array(totals).astype(FLOAT) * FLOAT(scale) * FLOAT(inverse)
+    return element(y, zero, low, high)
+
+
+def maximum(*, x, row_step, column_step, **given):
+    """Return the largest; of nothing the least."""
+    found = windows(x, given, row_step, column_step)
+    return np.array([window.max(0, initial=INT8[0]) for window in found])
+
+
+def quantize(*, x, batch, channels, plane, inverse, zero):
+    """Return real numbers as elements, channels last."""
+    lying = x.reshape(batch, channels, plane).swapaxes(1, 2)
+    return element(lying * FLOAT(inverse), zero)
+
+
+def dequantize(*, x, batch, channels, plane, scale, zero):
+    """Return what elements stand for, as images lie."""
+    lying = x.reshape(batch, plane, channels).swapaxes(1, 2)
+    return (lying - FLOAT(zero)) * FLOAT(scale)
+
+
+def expected(layers, call):
+    """Return what a call makes."""
+    given = layers.given(call)
+    del given["out"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return globals()[call.kernel.removeprefix("pm_q8_")](**given).ravel()
+
+
+# -- calls -----------------------------------------------------------------------------------------
+def geometry(random, *, pool):
+    """Return size, places, window, stride, padding and dilation; some see nothing of the image."""
+    number = lambda low, high: int(random.integers(low, high + 1))  # noqa: E731
+    size, window, stride, dilation = number(1, 9), number(1, 4), number(1, 3), number(1, 2)
+    padding = number(0, window // 2 if pool else 3)
+    fit = (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
+    return size, max(1, fit + number(-1, 1)), window, stride, padding, dilation
+
+
+def some(layers, kernel, way):
+    """Add a call of a kernel, of random shape, and return it."""
+    number = lambda high: int(layers.random.integers(1, high + 1))  # noqa: E731
+    if kernel == "pm_q8_add":
+        return layers.add(number(40), way)
+    if kernel == "pm_q8_quantize":
+        return layers.quantize(number(3), number(5), number(20), way)
+    if kernel == "pm_q8_dequantize":
+        return layers.dequantize(number(3), number(5), number(20))
+    if kernel == "pm_q8_pointwise":
+        return layers.layer(kernel, square(number(40), number(9), number(3)), number(2), way)
+    groups = number(3)
+    channels, results = groups * number(9), groups * number(6)
+    if kernel != "pm_q8_conv2d":
+        groups = results = channels = number(13)
+    both = [geometry(layers.random, pool=kernel in POOLS) for _ in range(2)]
+    spatial = list(zip(*both, strict=True))
+    rest = (number for pair in spatial[2:] for number in pair)
+    sizes = ConvolutionSizes(channels, *spatial[0], results, *spatial[1], *rest, groups)
+    make = layers.pool if kernel in POOLS else layers.layer
+    return make(kernel, sizes, number(2), way)
+
+
+CASES = [(k, way) for k in KERNELS for way in WAYS if way == WAYS[0] or k not in POOLS[1:]]
+
+
+@pytest.mark.parametrize(("kernel", "way"), CASES)
+def test_kernels_are_what_is_stated(kernel, way):
+    """Whatever shapes, zeros, limits: each byte. They write nothing beside their results."""
+    layers = Layers(seed=len(kernel + way))
+    varied = set()
+    for _ in range(60):
+        call = some(layers, kernel, way)
+        memory = Memory(layers.buffers)
+        for name, values in layers.values.items():
+            memory[name][...] = values
+        memory.execute([call])
+        found = memory[call.arguments[0].buffer]
+        np.testing.assert_array_equal(found, expected(layers, call), str(layers.given(call)))
+        varied.update(found.tolist())
+        layers.buffers.clear()
+        layers.values.clear()
+    assert len(varied) > 100 or kernel == "pm_q8_dequantize" or way == "huge"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Return layers of every kernel, and the folder of their step."""
+    layers = Layers(seed=1)
+    for kernel, way in CASES:
+        for _ in range(6):
+            some(layers, kernel, way)
+    layers.layer("pm_q8_conv2d", square(3, 8, 12, 3, 2))
+    layers.layer("pm_q8_depthwise", square(16, 16, 9, 3, 1, 16), 2)
+    layers.layer("pm_q8_depthwise", square(20, 20, 9, 5, 2, 20))
+    layers.layer("pm_q8_pointwise", square(64, 24, 5))
+    folder = tmp_path_factory.mktemp("quantized")
+    export_step(layers.step(), folder, ram="100%", paging=False, gap=0.5)
+    return layers, folder
+
+
+@pytest.mark.parametrize(
+    "target", [Target.HOST, Target.HOST_DOUBLE, Target.M3, Target.M4, Target.M7]
+)
+def test_bytes_are_the_same_everywhere(exported, target):
+    """In float and in double, with a unit for floats or none, with SIMD or without."""
+    needs(target)
+    layers, folder = exported
+    kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
+    done = ran(folder, target, inputs=bytes(np.dtype(kind).itemsize), steps=1)
+    found = np.frombuffer(done.state, kind)
+    for call in layers.calls:
+        wanted = expected(layers, call)
+        own, found = found[: len(wanted)], found[len(wanted) :]
+        np.testing.assert_array_equal(own, wanted, call.kernel)
+    assert not len(found)
