@@ -49,9 +49,7 @@ def images(batch=2, seed=0):
 
 def converted(front, x, *, dtype=torch.int8, weights=torch.int8, zero=0, per_channel=True):
     """Return a front as ``convert_pt2e`` writes it, its activations by what they are on a batch."""
-    exported = torch.export.export(
-        front.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)
-    )
+    exported = torch.export.export(front.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     module = exported.module()
     seen = _Ranges(module)
     with torch.no_grad():
@@ -136,89 +134,112 @@ def _quantized_weight(module, node, dtype, zero, *, per_channel):
 # -- as a file of ONNX -----------------------------------------------------------------------------
 def write_onnx(module, path, *, head=None):
     """Write a converted front as nodes of QDQ, with a linear layer behind it if one is given."""
-    from onnx import TensorProto, helper, numpy_helper, save
+    from onnx import TensorProto, helper, save
 
-    nodes, held = [], {}
-
-    def name(value):
-        if isinstance(value, fx.Node):
-            return value.name
-        array = np.asarray(value)
-        key = f"constant_{len(held)}"
-        held[key] = numpy_helper.from_array(array, key)
-        return key
-
-    def add(operator, node, *inputs, **attributes):
-        made = helper.make_node(operator, [name(i) for i in inputs], [node.name], **attributes)
-        made.name = f"{operator}_{node.name}"
-        nodes.append(made)
-
-    types = {torch.int8: np.int8, torch.uint8: np.uint8}
+    writer = _Writer(module)
     for node in module.graph.nodes:
-        operator = str(node.target).split(".")[-2] if node.op == "call_function" else ""
-        given = node.args
-        if node.op == "get_attr":
-            value = module.get_parameter if "frozen" not in node.target else module.get_buffer
-            array = value(node.target).detach().numpy()
-            # Zeros of weights have the type of these in ONNX.
-            array = array.astype(np.int8) if node.target.endswith("_zero") else array
-            held[node.name] = numpy_helper.from_array(array, node.name)
-        elif operator in ("quantize_per_tensor", "dequantize_per_tensor"):
-            kind = types[given[5]]
-            which = "QuantizeLinear" if operator[0] == "q" else "DequantizeLinear"
-            add(which, node, given[0], np.float32(given[1]), np.array(given[2], kind))
-        elif operator == "dequantize_per_channel":
-            add("DequantizeLinear", node, *given[:3], axis=given[3])
-        elif operator == "conv2d":
-            x, w, bias, stride, pads, dilation, groups = (*given, *_PLAIN[len(given) - 2 :])
-            if pads == "same":
-                reach = [d * (k - 1) for d, k in zip(dilation, _window(module, w), strict=True)]
-                pads = [n // 2 for n in reach] + [n - n // 2 for n in reach]
-            else:
-                pads = [*pads, *pads]
-            inputs = [x, w] if bias is None else [x, w, bias]
-            add("Conv", node, *inputs, strides=stride, pads=pads, dilations=dilation, group=groups)
-        elif operator == "linear":
-            add("Gemm", node, *given, transB=1)
-        elif operator == "relu":
-            add("Relu", node, given[0])
-        elif operator in ("relu6", "hardtanh"):
-            add("Clip", node, given[0], np.float32(0), np.float32(6))
-        elif operator == "add":
-            add("Add", node, *given)
-        elif operator == "max_pool2d":
-            pads = [*given[3], *given[3]]
-            add("MaxPool", node, given[0], kernel_shape=given[1], strides=given[2], pads=pads)
-        elif operator == "avg_pool2d":
-            size, pads = given[1], [*given[3], *given[3]]
-            add(
-                "AveragePool", node, given[0], kernel_shape=size, strides=given[2], pads=pads,
-                count_include_pad=1,
-            )  # fmt: skip
-        elif operator == "flatten":
-            add("Flatten", node, given[0])
-        elif operator == "dropout":
-            add("Identity", node, given[0])
+        writer.write(node)
     result = module.graph.output_node().args[0][0].name
     if head is not None:
-        parameters = {f"head.{n}": p.detach().numpy() for n, p in head.named_parameters()}
-        held.update({n: numpy_helper.from_array(a, n) for n, a in parameters.items()})
-        nodes.append(helper.make_node("Gemm", [result, *parameters], ["logits"], transB=1))
+        names = [writer.hold(f"head.{n}", p.detach().numpy()) for n, p in head.named_parameters()]
+        writer.nodes.append(helper.make_node("Gemm", [result, *names], ["logits"], transB=1))
         result = "logits"
     x = next(iter(module.graph.find_nodes(op="placeholder")))
     shape = ["batch", *images().shape[1:]]
     graph = helper.make_graph(
-        nodes,
+        writer.nodes,
         "quantized",
         [helper.make_tensor_value_info(x.name, TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)],
-        list(held.values()),
+        writer.held,
     )
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
 
 
-_PLAIN = (None, [1, 1], [0, 0], [1, 1], 1)
+class _Writer:
+    """Nodes of ONNX for those of a converted module, and the constants that they take."""
+
+    def __init__(self, module):
+        self.module = module
+        self.nodes, self.held = [], []
+
+    def hold(self, name, array):
+        """Keep a constant, and return its name."""
+        from onnx import numpy_helper
+
+        self.held.append(numpy_helper.from_array(array, name))
+        return name
+
+    def write(self, node):
+        """Write a node."""
+        if node.op == "get_attr":
+            held = dict(self.module.named_buffers()) | dict(self.module.named_parameters())
+            array = held[node.target].detach().numpy()
+            # Zeros of weights have the type of these in ONNX.
+            self.hold(node.name, array.astype(np.int8) if node.target.endswith("_zero") else array)
+        elif node.op == "call_function":
+            self.node, self.given = node, node.args
+            getattr(self, str(node.target).split(".")[-2])()
+
+    def _add(self, operator, *inputs, **attributes):
+        from onnx import helper
+
+        names = [
+            i.name if isinstance(i, fx.Node) else self.hold(f"held_{len(self.held)}", np.asarray(i))
+            for i in inputs
+        ]
+        made = helper.make_node(operator, names, [self.node.name], **attributes)
+        made.name = f"{operator}_{self.node.name}"
+        self.nodes.append(made)
+
+    def quantize_per_tensor(self, operator="QuantizeLinear"):
+        x, scale, zero, *_, dtype = self.given
+        self._add(operator, x, np.float32(scale), np.array(zero, TYPES[dtype]))
+
+    def dequantize_per_tensor(self):
+        self.quantize_per_tensor("DequantizeLinear")
+
+    def dequantize_per_channel(self):
+        self._add("DequantizeLinear", *self.given[:3], axis=self.given[3])
+
+    def conv2d(self):
+        plain = (None, [1, 1], [0, 0], [1, 1], 1)
+        x, w, *others = self.given
+        bias, stride, pads, dilation, groups = (*others, *plain[len(others) :])
+        if pads == "same":
+            window = self.module.get_buffer(w.args[0].target).shape[2:]
+            reach = [d * (k - 1) for d, k in zip(dilation, window, strict=True)]
+            pads = [n // 2 for n in reach] + [n - n // 2 for n in reach]
+        else:
+            pads = [*pads, *pads]
+        inputs = [x, w] if bias is None else [x, w, bias]
+        self._add("Conv", *inputs, strides=stride, pads=pads, dilations=dilation, group=groups)
+
+    def linear(self):
+        self._add("Gemm", *self.given, transB=1)
+
+    def relu(self):
+        self._add("Relu", self.given[0])
+
+    def hardtanh(self):
+        self._add("Clip", self.given[0], np.float32(0), np.float32(6))
+
+    def add(self):
+        self._add("Add", *self.given)
+
+    def max_pool2d(self, operator="MaxPool", **more):
+        x, size, stride, pads = self.given[:4]
+        self._add(operator, x, kernel_shape=size, strides=stride, pads=[*pads, *pads], **more)
+
+    def avg_pool2d(self):
+        self.max_pool2d("AveragePool", count_include_pad=1)
+
+    def flatten(self):
+        self._add("Flatten", self.given[0])
+
+    def dropout(self):
+        self._add("Identity", self.given[0])
 
 
-def _window(module, weight):
-    return module.get_buffer(weight.args[0].target).shape[2:]
+TYPES = {torch.int8: np.int8, torch.uint8: np.uint8}
+"""Types of ONNX by those of PyTorch."""

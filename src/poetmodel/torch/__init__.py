@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.regions import region
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
+    from poetmodel.torch.int8.front import QuantizedFront
+    from poetmodel.torch.int8.quantizing import quantized
     from poetmodel.torch.keras import from_keras
     from poetmodel.torch.onnx.module import from_onnx
-    from poetmodel.torch.quantized.front import QuantizedFront
-    from poetmodel.torch.quantized.quantizing import quantized
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
     from poetmodel.torch.state.exported import load_state, save_state
@@ -36,7 +36,7 @@ _HOMES: Final = {
     "Choice": "choosing",
     "Joint": "capturing.joint_graph",
     "Profile": "runtime.profiling",
-    "QuantizedFront": "quantized.front",
+    "QuantizedFront": "int8.front",
     "Step": "compilation",
     "Trace": "step.trace",
     "backend": "dynamo.backend",
@@ -50,7 +50,7 @@ _HOMES: Final = {
     "measure": "runtime.profiling",
     "partitioner": "dynamo.backend",
     "plans": "dynamo.backend",
-    "quantized": "quantized.quantizing",
+    "quantized": "int8.quantizing",
     "recover": "state.recovery",
     "region": "dynamo.regions",
     "save_state": "state.exported",

@@ -32,9 +32,9 @@ from poetmodel.solver.request import Request
 from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.int8.front import QuantizedFront
+from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
-from poetmodel.torch.quantized.front import QuantizedFront
-from poetmodel.torch.quantized.reading import with_fronts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -54,7 +54,7 @@ from poetmodel.torch.capturing.surroundings import (
 from poetmodel.torch.capturing.values import FiniteChecks, KnownValues, ValueGuards, is_unknown
 from poetmodel.torch.errors import RAISED, explained
 from poetmodel.torch.graph.tensors import tensors_in
-from poetmodel.torch.quantized.reading import with_fronts
+from poetmodel.torch.int8.reading import with_fronts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +89,8 @@ def capture(
     Returns
     -------
     Joint
-        A module that PT2E has quantized is an int8 front there. Parameters, gradients, buffers and the state of random generators stay as they were.
+        In which a module that PT2E has quantized is a front in int8. Parameters, gradients,
+        buffers and the state of random generators stay as they were.
 
     Raises
     ------

@@ -15,8 +15,8 @@ from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import StepLowering
-from poetmodel.torch.quantized.reading import with_fronts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

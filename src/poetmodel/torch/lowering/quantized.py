@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.export.step import ConvolutionSizes
+from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.lowering.operands import in_order, lowers
 from poetmodel.torch.lowering.spatial import flat, max_windows
-from poetmodel.torch.quantized.operators import operator
 
 if TYPE_CHECKING:
     from poetmodel.torch.lowering.operands import Lowering, StridedView
@@ -31,9 +31,7 @@ def _pointwise(op: Lowering) -> None:
     x, *constants = map(op.value, op.args[:5])
     pixels = math.prod(x.shape[:-1])
     results, channels = constants[0].shape
-    op.call(
-        "pm_q8_pointwise", op.output(), x, *constants, pixels, channels, results, *op.args[5:]
-    )
+    op.call("pm_q8_pointwise", op.output(), x, *constants, pixels, channels, results, *op.args[5:])
 
 
 @lowers(operator("depthwise"), operator("conv2d"))
@@ -44,10 +42,8 @@ def _convolution(op: Lowering) -> None:
     depthwise = op.node.target is operator("depthwise")
     groups = out.shape[3] if depthwise else numbers.pop(0)
     window = weight.shape[:2] if depthwise else weight.shape[1:3]
-    sizes = ConvolutionSizes(
-        x.shape[3], *x.shape[1:3], out.shape[3], *out.shape[1:3], *window, *stride,
-        padding[0], padding[2], *dilation, groups,
-    )  # fmt: skip
+    listed = (*_image(x), *_image(out), *window, *stride, *padding[::2], *dilation, groups)
+    sizes = ConvolutionSizes(*listed)
     kernel = "pm_q8_depthwise" if depthwise else "pm_q8_conv2d"
     op.call(kernel, out, x, weight, *constants, tuple(sizes), x.shape[0], *numbers)
 
@@ -83,6 +79,11 @@ def _images(shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:
         return 1, shape[0], 1
     batch, every = shape[0], math.prod(shape[1:])
     return batch, shape[channels], every // max(1, shape[channels])
+
+
+def _image(look: StridedView) -> tuple[int, ...]:
+    """Return channels, height and width."""
+    return look.shape[3], look.shape[1], look.shape[2]
 
 
 def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -264,6 +264,7 @@ def _of_planes(argument: Any) -> list[int]:
 
 
 def flat(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the numbers of windows as one list."""
     return tuple(number for window in windows for number in window)
 
 

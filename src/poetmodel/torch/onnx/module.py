@@ -114,7 +114,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Constants that are no tensors, by name."""
         self.front = None if front is None else front.front
         """What the file has quantized: its first nodes, up to one value."""
-        self.ends = () if front is None else (front.reads, front.makes)
+        self.ends = ("", "") if front is None else (front.reads, front.makes)
         """The input that the front takes, and the value that it makes."""
         self.steps: tuple[_Step, ...] = ()
         record = _Constants(self, record).placed()

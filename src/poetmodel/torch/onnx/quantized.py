@@ -15,17 +15,17 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import explained
+from poetmodel.torch.int8.reading import front_of
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, plain
 from poetmodel.torch.onnx.reading import array_of
-from poetmodel.torch.quantized.reading import front_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy as np
 
+    from poetmodel.torch.int8.front import QuantizedFront
     from poetmodel.torch.onnx.reading import FileRecord, NodeRecord
-    from poetmodel.torch.quantized.front import QuantizedFront
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QUANTIZING: Final = frozenset((QUANTIZE, DEQUANTIZE))
@@ -194,8 +194,8 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
             )
         numbers = (float(self.constants[node.inputs[1]]), self._zero(node), *_LIMITS[kind], kind)
         name = "quantize_per_tensor" if node.operator == QUANTIZE else "dequantize_per_tensor"
-        result = getattr(_decomposed, name)(x, *numbers)
-        return result
+        made: torch.Tensor = getattr(_decomposed, name)(x, *numbers)
+        return made
 
     def _zero(self, node: NodeRecord) -> int:
         return int(self.constants[node.inputs[2]]) if len(node.inputs) > 2 else 0  # noqa: PLR2004

@@ -24,7 +24,7 @@ from poetmodel.torch.capturing.joint_graph import (
 )
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
-from poetmodel.torch.quantized.front import stood_for
+from poetmodel.torch.int8.front import stood_for
 from poetmodel.torch.step.optimizers import (
     FirstValue,
     LearningRate,

@@ -7,6 +7,7 @@ tensor of float32 becomes one too), and each operation on them rounds: nothing i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -69,9 +70,7 @@ def q8_pointwise(
     return _requantized(total.to(torch.int32) + start, scale, bias, *ending)
 
 
-@_operator(
-    f"(Tensor x, {_CONSTANTS}, {_WINDOW}, int zero_x, {_ENDING}) -> Tensor"
-)
+@_operator(f"(Tensor x, {_CONSTANTS}, {_WINDOW}, int zero_x, {_ENDING}) -> Tensor")
 def q8_depthwise(
     x: Tensor,
     weight: Tensor,
@@ -97,9 +96,7 @@ def q8_depthwise(
     return _requantized(total, scale, bias, *ending)
 
 
-@_operator(
-    f"(Tensor x, {_CONSTANTS}, {_WINDOW}, int groups, int zero_x, {_ENDING}) -> Tensor"
-)
+@_operator(f"(Tensor x, {_CONSTANTS}, {_WINDOW}, int groups, int zero_x, {_ENDING}) -> Tensor")
 def q8_conv2d(
     x: Tensor,
     weight: Tensor,
@@ -240,83 +237,55 @@ def _channels_first(x: Tensor) -> Tensor:
     return x.permute(0, x.ndim - 1, *range(1, x.ndim - 1)) if x.ndim > 1 else x
 
 
-# -- what PyTorch needs to know before it calls them -------------------------------------------
+# -- what PyTorch needs to know of them --------------------------------------------------------
 
 
-@q8_quantize.register_fake
-def _(x: Tensor, *numbers: Any) -> Tensor:
-    del numbers
-    return torch.empty(_channels_last(x).shape, dtype=torch.int8, device=x.device)
-
-
-@q8_dequantize.register_fake
-def _(x: Tensor, *numbers: Any) -> Tensor:
-    del numbers
-    return torch.empty(_channels_first(x).shape, dtype=torch.float32, device=x.device)
-
-
-@q8_pointwise.register_fake
-def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    del others
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-@q8_depthwise.register_fake
-def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    return _placed(x, tuple(weight.shape[:2]), *others[3:6])
-
-
-@q8_conv2d.register_fake
-def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    return _placed(x, tuple(weight.shape[1:3]), *others[3:6], channels=weight.shape[0])
-
-
-@q8_add.register_fake
-def _(a: Tensor, *others: Any) -> Tensor:
-    del others
-    return a.new_empty(a.shape)
-
-
-@q8_average.register_fake
-def _(x: Tensor, window: Sequence[int], *others: Any) -> Tensor:
-    if tuple(window) == (1, 1):
-        return x.new_empty(x.shape)
-    return _placed(x, window, *others[:2], (1, 1))
-
-
-@q8_maximum.register_fake
-def _(x: Tensor, window: Sequence[int], *others: Any) -> Tensor:
-    return _placed(x, window, *others[:3])
-
-
-def _placed(
-    x: Tensor,
-    window: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    channels: int | None = None,
-) -> Tensor:
-    places = _places(x, window, stride, padding, dilation)
+def _placed(x: Tensor, window: Sequence[int], geometry: Sequence[Any], channels: int = 0) -> Tensor:
+    """Return a tensor for the results of a window, of as many channels as x has or of others."""
+    places = _places(x, window, *geometry)
     return x.new_empty((x.shape[0], *places, channels or x.shape[3]))
 
 
-# -- FLOP: two for each product and its sum ----------------------------------------------------
+def _quantized(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(_channels_last(x).shape, dtype=torch.int8, device=x.device)
 
 
-@register_flop_formula(torch.ops.poetmodel.q8_pointwise)
-def _(x: Any, weight: Any, *others: Any, out_shape: Any = None, **more: Any) -> int:
-    del x, others, more
-    return 2 * int(torch.Size(out_shape).numel()) * weight[1]
+def _dequantized(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(_channels_first(x).shape, dtype=torch.float32, device=x.device)
 
 
-@register_flop_formula(torch.ops.poetmodel.q8_depthwise)
-def _(x: Any, weight: Any, *others: Any, out_shape: Any = None, **more: Any) -> int:
-    del x, others, more
-    return 2 * int(torch.Size(out_shape).numel()) * weight[0] * weight[1]
+def _averaged(x: Tensor, window: Sequence[int], *others: Any) -> Tensor:
+    if tuple(window) == (1, 1):
+        return x.new_empty(x.shape)
+    return _placed(x, window, (*others[:2], (1, 1)))
 
 
-@register_flop_formula(torch.ops.poetmodel.q8_conv2d)
-def _(x: Any, weight: Any, *others: Any, out_shape: Any = None, **more: Any) -> int:
-    del x, others, more
-    return 2 * int(torch.Size(out_shape).numel()) * weight[1] * weight[2] * weight[3]
+q8_quantize.register_fake(_quantized)
+q8_dequantize.register_fake(_dequantized)
+q8_pointwise.register_fake(lambda x, w, *_: x.new_empty((*x.shape[:-1], w.shape[0])))
+q8_depthwise.register_fake(lambda x, w, *others: _placed(x, w.shape[:2], others[3:6]))
+q8_conv2d.register_fake(lambda x, w, *others: _placed(x, w.shape[1:3], others[3:6], w.shape[0]))
+q8_add.register_fake(lambda a, *_: a.new_empty(a.shape))
+q8_average.register_fake(_averaged)
+q8_maximum.register_fake(lambda x, window, *others: _placed(x, window, others[:3]))
+
+
+def _flops(of_weight: Callable[[Sequence[int]], int]) -> Callable[..., int]:
+    """Return a formula: two FLOP for each product and its sum, so many for each result."""
+
+    def flops(
+        _: Any, weight: Sequence[int], *others: Any, out_shape: Any = None, **more: Any
+    ) -> int:
+        del others, more
+        return int(2 * math.prod(out_shape) * of_weight(weight))
+
+    return flops
+
+
+register_flop_formula(operator("pointwise").overloadpacket)(_flops(lambda weight: weight[1]))
+register_flop_formula(operator("depthwise").overloadpacket)(
+    _flops(lambda weight: weight[0] * weight[1])
+)
+register_flop_formula(operator("conv2d").overloadpacket)(
+    _flops(lambda weight: math.prod(weight[1:]))
+)

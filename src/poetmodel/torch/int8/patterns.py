@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.quantized.front import QuantizedLayer
-from poetmodel.torch.quantized.grids import Bytes, Padded, Unfinished, arguments_of, single
+from poetmodel.torch.int8.front import QuantizedLayer
+from poetmodel.torch.int8.grids import Bytes, Padded, Unfinished, arguments_of, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor, fx
 
-    from poetmodel.torch.quantized.grids import Grid
-    from poetmodel.torch.quantized.reading import Reader
+    from poetmodel.torch.int8.grids import Grid
+    from poetmodel.torch.int8.reading import Reader
 
     Read = Callable[[Reader, fx.Node], Any]
 
@@ -109,7 +109,12 @@ def _linear(reader: Reader, node: fx.Node) -> Unfinished:
 
 
 def _product(
-    node: fx.Node, source: Bytes, weight: Tensor, after: dict[str, Tensor], *, flattens: bool = False
+    node: fx.Node,
+    source: Bytes,
+    weight: Tensor,
+    after: dict[str, Tensor],
+    *,
+    flattens: bool = False,
 ) -> Unfinished:
     def make(grid: Grid) -> QuantizedLayer:
         constants = {"weight": weight, **after}
@@ -129,9 +134,7 @@ def _pad(reader: Reader, node: fx.Node) -> Padded:
     return Padded(of=reader.quantized(node, x), padding=(above, below, left, right))
 
 
-def _padded(
-    reader: Reader, node: fx.Node, x: Any
-) -> tuple[Bytes, tuple[int, int, int, int]]:
+def _padded(reader: Reader, node: fx.Node, x: Any) -> tuple[Bytes, tuple[int, int, int, int]]:
     """Return what a convolution is of, and zeros around that."""
     value = reader.values.get(x)
     if isinstance(value, Padded):
@@ -204,8 +207,9 @@ def _average(reader: Reader, node: fx.Node) -> Unfinished:
     size, pads = _pair(window), _pair(padding)
     if ceil or divisor is not None or (any(pads) and not included):
         reader.refuse(
-            node, "ceil_mode, divisor_override, and count_include_pad=False with padding have no "
-            "kernel in int8"
+            node,
+            "ceil_mode, divisor_override, and count_include_pad=False with padding have no "
+            "kernel in int8",
         )
     return _mean(reader, node, x, (size, _pair(stride) if stride else size, _around(pads)))
 
@@ -242,9 +246,7 @@ def _mean(
     factor = single(source.grid.scale / math.prod(geometry[0]))
 
     def make(grid: Grid) -> QuantizedLayer:
-        return QuantizedLayer(
-            "average", {}, (*geometry, factor, source.grid.zero, *grid.ending)
-        )
+        return QuantizedLayer("average", {}, (*geometry, factor, source.grid.zero, *grid.ending))
 
     planes = (reader.shape(node, x)[1], 1, 1) if flattens else ()
     return Unfinished(node=node, takes=(source,), make=make, planes=planes)

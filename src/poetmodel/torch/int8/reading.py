@@ -17,9 +17,9 @@ from torch import fx, nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.operators import module_of, operator_name
-from poetmodel.torch.quantized.front import QuantizedFront, QuantizedLayer, Wire
-from poetmodel.torch.quantized.grids import Bytes, Grid, Unfinished, arguments_of, single
-from poetmodel.torch.quantized.patterns import READ
+from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
+from poetmodel.torch.int8.grids import Bytes, Grid, Unfinished, arguments_of, single
+from poetmodel.torch.int8.patterns import READ
 
 NAMESPACE: Final = "quantized_decomposed"
 """Of the operators by which PT2E says what is quantized, and how."""
@@ -165,13 +165,15 @@ class Reader:
             return replace(value, grid=grid)
         if isinstance(value, str):
             layer = QuantizedLayer("quantize", {}, (grid.inverse, grid.zero))
-            number = self._add("quantize", layer, (0,))
-            return Bytes(number=number, grid=grid)
-        if isinstance(value, Bytes):
-            value = self._rescaled(node.args[0], value)
-        if not isinstance(value, Unfinished):
-            self.refuse(node, "what it quantizes has no kernel in int8")
-        return self._made(value, grid)
+            made = Bytes(number=self._add("quantize", layer, (0,)), grid=grid)
+        else:
+            if isinstance(value, Bytes):
+                value = self._rescaled(node.args[0], value)
+            if not isinstance(value, Unfinished):
+                self.refuse(node, "what it quantizes has no kernel in int8")
+            made = self._made(value, grid)
+        self.wires[made.number - 1] = replace(self.wires[made.number - 1], node=node.name)
+        return made
 
     def _made(self, value: Unfinished, grid: Grid) -> Bytes:
         """Add the layer whose result is on a grid, unless it is there already."""
@@ -216,10 +218,11 @@ class Reader:
     def quantized(self, node: fx.Node, argument: Any) -> Bytes:
         """Return an operand that must be quantized."""
         value = self.values.get(argument) if isinstance(argument, fx.Node) else None
-        if isinstance(value, Bytes):
-            return value
-        what = operator_name(argument) if isinstance(argument, fx.Node) else argument
-        self.refuse(node, f"its operand ({what}) is not quantized; quantize it, or end the front")
+        if not isinstance(value, Bytes):
+            what = operator_name(argument) if isinstance(argument, fx.Node) else argument
+            why = f"its operand ({what}) is not quantized; quantize it, or end the front"
+            self.refuse(node, why)
+        return value
 
     def constant(self, node: fx.Node, argument: Any) -> torch.Tensor:
         """Return an operand that must be a constant."""
@@ -319,7 +322,7 @@ class Reader:
     def shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
         """Return the shape of what a node is given."""
         while _is_quantizing(argument) and "val" not in argument.meta:
-            argument = argument.args[0]  # type: ignore[assignment]
+            argument = argument.args[0]
         value = argument.meta.get("val")
         if value is None:
             self.refuse(node, "its shape is not known; hand over what convert_pt2e returned")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.torch.quantized.front import QuantizedLayer
+    from poetmodel.torch.int8.front import QuantizedLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Padded:
 def arguments_of(node: fx.Node) -> list[Any]:
     """Return the arguments of a node in the order of its operator's schema."""
     arguments = list(node.args)
-    for argument in node.target._schema.arguments[len(arguments) :]:  # type: ignore[union-attr]  # noqa: SLF001
+    for argument in node.target._schema.arguments[len(arguments) :]:  # noqa: SLF001
         default = argument.default_value if argument.has_default_value() else None
         arguments.append(node.kwargs.get(argument.name, default))
     return arguments

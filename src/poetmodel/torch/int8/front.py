@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.quantized.operators import operator
+from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
-    """An operator of `poetmodel.torch.quantized.operators`, with the constants and the numbers that it takes."""
+    """An operator on int8 tensors, with the constants and the numbers that it takes."""
 
     def __init__(
         self,
@@ -32,8 +33,8 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         self.flattens = flattens
         """Whether it takes all elements of a sample as its channels."""
         self.tensors = tuple(tensors)
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
+        for key, tensor in tensors.items():
+            self.register_buffer(key, tensor)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
         """Return what the operator makes of one or two tensors."""
@@ -54,6 +55,8 @@ class Wire:
 
     layer: str
     takes: tuple[int, ...]
+    node: str = ""
+    """The last node of the converted module that has the same value, quantized."""
 
 
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]

@@ -12,16 +12,15 @@ import torch
 from torch import nn
 
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.errors import explained, require_package
-from poetmodel.torch.quantized.reading import front_of, is_converted
+from poetmodel.torch.int8.reading import front_of, is_converted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch import fx
 
-    from poetmodel.torch.quantized.front import QuantizedFront
+    from poetmodel.torch.int8.front import QuantizedFront
 
 aten: Final = torch.ops.aten
 _WEIGHTED: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
@@ -118,11 +117,14 @@ def _first(batch: Any) -> torch.Tensor:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Say nothing of what torchao says of itself while it is imported and run."""
-    with warnings.catch_warnings(), temporarily(
-        logging.disable, logging.WARNING, logging.root.manager.disable
-    ):
-        warnings.simplefilter("ignore")
-        yield
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _quantizer() -> Any:
