@@ -221,6 +221,9 @@ class _Writer:
     def relu(self):
         self._add("Relu", self.given[0])
 
+    def relu6(self):
+        self.hardtanh()
+
     def hardtanh(self):
         self._add("Clip", self.given[0], np.float32(0), np.float32(6))
 
