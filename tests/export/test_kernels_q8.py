@@ -1,6 +1,7 @@
 """Kernels of quantized layers against a statement of what they are, in NumPy."""
 
 from itertools import product
+
 import numpy as np
 import pytest
 
