@@ -48,10 +48,8 @@ def square(
     return ConvolutionSizes(channels, size, size, results, out, out, *windows, groups)
 
 
-def mobilenet_front(
-    size: int = 96, *, last: bool = False
-) -> Iterator[tuple[str, ConvolutionSizes]]:
-    """Yield kernels and sizes of MobileNetV2-0.35 up to its last block, or of all before the head."""
+def mobilenet_front(size: int = 96) -> Iterator[tuple[str, ConvolutionSizes]]:
+    """Yield kernels and sizes of MobileNetV2-0.35 up to its last block."""
     yield "pm_q8_conv2d", square(3, 16, size, 3, 2)
     size, channels = size // 2, 16
     blocks = [(wide, out, stride if not k else 1)

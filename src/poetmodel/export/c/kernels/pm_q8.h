@@ -74,6 +74,7 @@ static inline int16x2_t pm_q8_halves(int32_t number)
 }
 #else
 #define PM_Q8_TERM(product) ((void)0)
+#define PM_Q8_AFTER(pointer, a, b) ((void)0)
 
 /* The integer nearest to y; of 1024 or more one that is past all limits. */
 static inline int32_t pm_q8_rint(float y)
