@@ -48,15 +48,13 @@ def square(
     return ConvolutionSizes(channels, size, size, results, out, out, *windows, groups)
 
 
-def mobilenet_front(
-    size: int = 96, *, last: bool = False
-) -> Iterator[tuple[str, ConvolutionSizes]]:
-    """Yield kernels and sizes of MobileNetV2-0.35 up to its last block, or of all before the head."""
+def mobilenet_front(size: int = 96) -> Iterator[tuple[str, ConvolutionSizes]]:
+    """Yield kernels and sizes of MobileNetV2-0.35 up to its last block."""
     yield "pm_q8_conv2d", square(3, 16, size, 3, 2)
     size, channels = size // 2, 16
     blocks = [(wide, out, stride if not k else 1)
               for wide, out, count, stride in MOBILENET_BLOCKS for k in range(count)]  # fmt: skip
-    for wide, results, stride in blocks if last else blocks[:-1]:
+    for wide, results, stride in blocks[:-1]:
         inside = wide * channels
         if wide > 1:
             yield "pm_q8_pointwise", square(channels, inside, size)
@@ -64,8 +62,6 @@ def mobilenet_front(
         size = -(-size // stride)
         yield "pm_q8_pointwise", square(inside, results, size)
         channels = results
-    if last:
-        yield "pm_q8_pointwise", square(channels, 1280, size)
 
 
 class Layers:
@@ -213,8 +209,8 @@ class Layers:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def step(self, name: str = "quantized") -> LoweredStep:
-        """Return a step that computes all, and hands out every result as real numbers.
+    def step(self, *, handed: bool = True) -> LoweredStep:
+        """Return a step that computes all, and hands out every result as real numbers, or one.
 
         It has an input that nothing reads, and one of its constants as a state tensor.
         """
@@ -231,6 +227,8 @@ class Layers:
             tensor = Tensor(name=found, bytes=buffer.bytes)
             nodes.append(Node(name=f"layer_{k}", outputs=(tensor,), **forward))
             calls.append((call,))
+            if not handed and k + 1 < len(self.calls):
+                continue
             if buffer.type is DataType.INT8:
                 found = f"real_{k}"
                 buffers[found] = Buffer(elements=buffer.elements, type=DataType.REAL)
@@ -246,7 +244,7 @@ class Layers:
         kind = self.buffers[first].type
         kept = NamedTensor(name="kept", shape=values.shape, type=kind, pieces=(Ref(first),))
         step = LoweredStep(
-            graph=Graph(name=name, nodes=tuple(nodes)),
+            graph=Graph(name="quantized", nodes=tuple(nodes)),
             calls=tuple(map(tuple, calls)),
             buffers=buffers,
             inputs=(NamedTensor(name="x", shape=(1,), type=DataType.REAL, pieces=(Ref("x"),)),),

@@ -1,16 +1,22 @@
 """Kernels of quantized layers against a statement of what they are, in NumPy."""
 
 from itertools import product
+
 import numpy as np
 import pytest
 
 from kit.digits import ran
 from kit.kernel_calls import Memory
 from kit.programs import needs
-from mcu.quantized import INT8, WAYS, Layers, square
+from mcu.quantized import INT8, WAYS, Layers, mobilenet_front, square
+from poetmodel.export import board
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.step import ConvolutionSizes
+from poetmodel.export.flash import code_bytes, table_bytes
+from poetmodel.export.instructions import call_instructions, counted
+from poetmodel.export.measuring import emulated_profile
+from poetmodel.export.source import StepSource
+from poetmodel.export.step import ALIGNMENT, ConvolutionSizes, Weights
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
 POOLS = ("pm_q8_average", "pm_q8_maximum")
@@ -210,3 +216,66 @@ def test_bytes_are_the_same_everywhere(exported, target):
         own, found = found[: len(wanted)], found[len(wanted) :]
         np.testing.assert_array_equal(own, wanted, call.kernel)
     assert not len(found)
+
+
+# -- what they cost --------------------------------------------------------------------------------
+def test_work_is_counted_as_it_is_done():
+    """In blocks of two results of two pixels, of four channels; and apart at the edges of images.
+
+    Of 9 pixels and 5 results, 4 pairs by 2 go at once; a last pixel by 2 pairs, and a last result
+    by 5 pairs of pixels, the last of them one pixel. Of 5 x 5 places 3 x 3 see whole windows.
+    """
+    layers = Layers()
+    found = counted(layers.layer("pm_q8_pointwise", square(11, 5, 3), limits=INT8))[1]
+    assert found == {
+        "call": 1, "pair": 2,
+        "2x2": 8, "2x2 word": 8 * 2, "2x2 rest": 8 * 3,
+        "1x2": 7, "1x2 word": 7 * 2, "1x2 rest": 7 * 3,
+    }  # fmt: skip
+    found = counted(layers.layer("pm_q8_depthwise", square(9, 9, 5, 3, 1, 9), limits=(0, 9)))[1]
+    taps = 12 * 6 + 4 * 4
+    assert found == {
+        "call": 1, "place": 25, "made": 25, "inside": 2, "line": 2 * 3, "3x3": 2 * 9,
+        "edge": 2 * 16, "edge row": 2 * (4 * 2 + 6 * 2 + 6 * 3), "edge tap": 2 * taps,
+        "1": 25, "1 row": 5 * (3 * 3 + 2 * 2), "1 tap": 81 + taps, "limited": 9 * 25,
+    }  # fmt: skip
+
+
+MOST = {Target.M4: 33e6, Target.M3: 138e6}
+"""Instructions of the front of MobileNetV2-0.35 on images of 96 x 96."""
+WIDE_PER_MAC = 1.8
+
+
+@pytest.mark.parametrize("core", MOST)
+def test_a_front_is_quick(core):
+    """It takes a fraction of what floats do; estimates are near what the emulator counts."""
+    needs(core)
+    layers = Layers()
+    for kernel, sizes in mobilenet_front():
+        layers.layer(kernel, sizes, limits=INT8)
+    layers.layer("pm_q8_pointwise", square(128, 128, 6), limits=INT8)
+    step = layers.step(handed=False)
+    found = emulated_profile(step, device="nrf52840", core=core).instructions
+    *front, wide = (found[f"layer_{k}"] for k in range(len(layers.calls)))
+    assert sum(front) <= MOST[core]
+    if core is Target.M4:
+        assert wide <= WIDE_PER_MAC * 36 * 128 * 128
+        estimates = [call_instructions(call) for call in layers.calls]
+        assert sum(estimates[:-1]) == pytest.approx(sum(front), rel=0.03)
+        assert estimates == pytest.approx([*front, wide], rel=0.1)
+
+
+def test_flash_is_estimated(exported):
+    """Kernels, weights that lie as bytes, and the program: within a tenth."""
+    needs(*board.programs(Target.M4, emulate=False))
+    from mcu.code_sizes import linked_step
+
+    layers, folder = exported
+    step = layers.step()
+    made = export_step(step, folder, ram="100%", paging=False, gap=0.5)
+    source = StepSource(made, Weights.of(step))
+    estimate = code_bytes(made, source) + table_bytes(made, source)
+    assert estimate == pytest.approx(linked_step(folder).total(), rel=0.1)
+    sizes = {name: layers.buffers[name].bytes for name in layers.values}
+    rounding = ALIGNMENT * len(sizes)
+    assert 0 <= len(source.weights.data) - sum(sizes.values()) <= rounding

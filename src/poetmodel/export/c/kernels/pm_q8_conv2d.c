@@ -49,9 +49,9 @@ void pm_q8_conv2d(int8_t *out, const int8_t *x, const int8_t *w, const int32_t *
                     const int8_t *p = x_row, *v = w_row;
                     for (int32_t run = runs; run > 0; run--) {
                         if (both) {
-                            pm_q8_dots(&s, p, p + step, v, v + (e - c) * filter, length, 0, 1);
+                            pm_q8_dots(&s, p, v, length, step, (e - c) * filter);
                         } else {
-                            pm_q8_dots(&s, p, p, v, v + (e - c) * filter, length, zero_x, 0);
+                            pm_q8_dots_of_one(&s, p, v, v + (e - c) * filter, length, zero_x, 1);
                         }
                         p += next;
                         v += channels;
