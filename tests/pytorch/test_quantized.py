@@ -20,6 +20,7 @@ from kit.quantized_networks import (  # noqa: E402
     images,
     write_onnx,
 )
+from mcu.fronts import steps_apart  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.export.step import DataType  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
@@ -48,53 +49,15 @@ def sgd(net, **options):
     return torch.optim.SGD(net.parameters(), lr=0.1, **options)
 
 
-class _Values(fx.Interpreter):
-    """Runs a graph and keeps the value of each node."""
-
-    def __init__(self, module):
-        super().__init__(module)
-        self.values = {}
-
-    def run_node(self, n):
-        value = self.values[n.name] = super().run_node(n)
-        return value
-
-
-def steps_apart(front, module, x):
-    """Return how far each layer is from PyTorch's value, given PyTorch's operands [last bits]."""
-    run = _Values(module)
-    with torch.no_grad():
-        run.run(x)
-    types = {n.name: n.args[5] for n in module.graph.nodes if n.name.startswith("quantize_per_t")}
-    less = {torch.int8: 0, torch.uint8: 128}
-
-    def value(name):
-        return run.values[name].to(torch.int32) - less[types[name]]
-
-    apart = []
-    for wire in front.wires[:-1]:
-        layer = front.get_submodule(wire.layer)
-        given = [front.wires[number - 1].node if number else None for number in wire.takes]
-        operands = [x if name is None else _channels_last(value(name)) for name in given]
-        with torch.no_grad():
-            found = layer(*operands)
-        expected = _channels_last(value(wire.node))
-        apart.append((found.flatten(1).int() - expected.flatten(1)).abs())
-    return torch.cat([each.flatten() for each in apart])
-
-
-def _channels_last(x):
-    x = x.permute(0, *range(2, x.ndim), 1) if x.ndim > 2 else x
-    return x.to(torch.int8).contiguous()
-
-
 # -- what they compute -------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_layer_is_that_of_pytorch_within_one_step(kind):
     """Given PyTorch's operands, a layer has its values but for one last bit, and seldom that."""
     module = converted(_without_flatten(), images(8), **KINDS[kind])
     front = pmt.quantized(module)
-    apart = steps_apart(front, module, images(16, seed=5))
+    apart = torch.cat(
+        [x.flatten() for x in steps_apart(front, module, images(16, seed=5)).values()]
+    )
     assert apart.numel() > 50_000
     assert int(apart.max()) <= 1
     assert float((apart > 0).float().mean()) < 1e-4
