@@ -38,9 +38,9 @@ KIND: Final = "cmsis-nn"
 ADDRESS: Final = "https://github.com/ARM-software/CMSIS-NN"
 LAYERS: Final = (
     *(("of the front", kernel, sizes) for kernel, sizes in mobilenet_front()),
-    ("128 to 128 channels of 6 x 6", "pm_q8_pointwise", square(128, 128, 6)),
-    ("16 to 16 channels of 32 x 32, 3 x 3", "pm_q8_conv2d", square(16, 16, 32, 3)),
-    ("64 channels of 24 x 24, 3 x 3", "pm_q8_depthwise", square(64, 64, 24, 3, 1, 64)),
+    ("of 128 to 128 channels, 6 x 6", "pm_q8_pointwise", square(128, 128, 6)),
+    ("of 16 to 16 channels, 32 x 32", "pm_q8_conv2d", square(16, 16, 32, 3)),
+    ("of 64 channels, 24 x 24", "pm_q8_depthwise", square(64, 64, 24, 3, 1, 64)),
 )
 """What a layer is of, its kernel and sizes: those of MobileNetV2-0.35, and some alone."""
 KINDS: Final = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
