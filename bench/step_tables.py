@@ -362,6 +362,37 @@ def aifes() -> str:
     return figures(lines, table, words=2)
 
 
+_LAYERS: Final = {
+    "pm_q8_conv2d": "3 x 3",
+    "pm_q8_depthwise": "3 x 3 depthwise",
+    "pm_q8_pointwise": "1 x 1",
+}
+"""What pages call the layers of kernels."""
+
+
+def cmsis_nn_rows() -> list[dict[str, Any]]:
+    """Return instructions of int8 layers by CMSIS-NN and by exported kernels, with a sum."""
+    (record,) = records("cmsis-nn")
+    rows = [dict(row) for row in record["rows"]]
+    front = [row for row in rows if row["of"] == "of the front"]
+    numbers = ("layers", "macs", "theirs", "ours")
+    total = {name: sum(row[name] for row in front) for name in numbers}
+    return [{"of": "front", "kernel": "", **total}, *rows]
+
+
+def cmsis_nn() -> str:
+    """Return CMSIS-NN beside the kernels of int8 layers."""
+    lines = []
+    for row in cmsis_nn_rows():
+        what = f"{_LAYERS[row['kernel']]} {row['of']}" if row["kernel"] else "front of MobileNetV2"
+        each = (row["theirs"] / row["macs"], row["ours"] / row["macs"])
+        counts = (whole(row["theirs"]), f"{each[0]:.2f}", whole(row["ours"]), f"{each[1]:.2f}")
+        share = percent_text(row["ours"] / row["theirs"])
+        lines.append((what, whole(row["layers"]), *counts, share))
+    heads = ("layers", "how many", "CMSIS-NN", "a MAC", "exported", "a MAC", "of CMSIS-NN's")
+    return figures(lines, heads)
+
+
 # -- models of other libraries ---------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ STUDIES: Final = {
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
     "int8": "mcu.fronts:STUDY",
+    "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",
     "coverage": "pytorch.coverage:STUDY",
