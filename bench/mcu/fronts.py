@@ -57,6 +57,12 @@ CALIBRATION: Final = 4
 SEEDS: Final = 5
 """How often an end learns, from other weights and with other samples."""
 EPOCHS: Final = 30
+ENDINGS: Final = (
+    "the end, second half, float front",
+    "the end, second half, int8 front",
+    "the last layer, second half, float front",
+)
+"""What learns new digits."""
 CLASSES: Final = 5
 """Of the ten digits so many are those of the network, and the others those of its new end."""
 
@@ -325,23 +331,23 @@ def _learn(
 
 
 def _of_accuracy(wanted: FrontRun) -> dict[str, Any]:
-    ways = ("first classes", "end, float front", "end, int8 front", "last layer, float front")
+    ways = ("all of it, first half", *ENDINGS)
     found: dict[str, list[float]] = {way: [] for way in ways}
     for seed in range(wanted.repeats):
         torch.manual_seed(seed)
         front, end = digits_network()
         whole, data = nn.Sequential(front, end), _digits(seed, new=False)
-        found["first classes"].append(_learn(whole, whole, data))
+        found[ways[0]].append(_learn(whole, whole, data))
         front.requires_grad_(requires_grad=False)
         mine = pmt.quantized(front, data[0].split(64))
         new = _digits(seed, new=True)
-        for way, first in (("end, float front", front), ("end, int8 front", mine)):
+        for way, first in zip(ENDINGS[:2], (front, mine), strict=True):
             torch.manual_seed(seed)
             own = copy.deepcopy(end)  # in evaluation mode: batch norms keep their statistics
             found[way].append(_learn(nn.Sequential(first, own), own, new))
         torch.manual_seed(seed)
         own = copy.deepcopy(end)
-        found["last layer, float front"].append(_learn(nn.Sequential(front, own), own[-1], new))
+        found[ENDINGS[2]].append(_learn(nn.Sequential(front, own), own[-1], new))
     return {"accuracy": found, "mean": {way: statistics.mean(each) for way, each in found.items()}}
 
 

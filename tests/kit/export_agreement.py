@@ -363,4 +363,5 @@ def _ram_bytes(step, share, alignment, *, paging):
 
 def _type(value, target):
     real = np.dtype("<f8" if target is Target.HOST_DOUBLE else "<f4")
-    return {"float32": real, "int32": np.dtype("<i4"), "uint8": np.dtype("u1")}[value["dtype"]]
+    sizes = {"int32": np.dtype("<i4"), "uint8": np.dtype("u1"), "int8": np.dtype("i1")}
+    return {"float32": real, **sizes}[value["dtype"]]

@@ -60,9 +60,10 @@ class Wire:
 
 
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A frozen part of a model in int8: it takes and returns float32, and has no parameters.
+    """A frozen part of a model in int8: it takes and returns real numbers, and has no parameters.
 
-    `poetmodel.torch.quantized` makes it. ``train()`` and ``eval()`` change nothing about it.
+    `poetmodel.torch.quantized` makes it. ``train()`` and ``eval()`` change nothing about it, and a
+    model in double has the same front.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
                 "a quantized front has no gradient, and its input requires one: it must be the "
                 "first part of the model; freeze what is in front of it (requires_grad_(False))"
             )
-        values = [x]
+        values = [x.float()]
         for wire in self.wires:
             layer = self.get_submodule(wire.layer)
             values.append(layer(*(values[number] for number in wire.takes)))
-        return values[-1].flatten(1) if self.flat else values[-1]
+        return (values[-1].flatten(1) if self.flat else values[-1]).to(x.dtype)
 
     def quantized_layers(self) -> Iterator[tuple[str, QuantizedLayer]]:
         """Yield the layers by name, in the order in which they run."""

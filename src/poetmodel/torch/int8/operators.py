@@ -220,7 +220,7 @@ def _places(
 
 
 def _requantized(total: Tensor, scale: Tensor, bias: Tensor, *ending: Any) -> Tensor:
-    return _rounded(total.float() * scale + bias, *ending)
+    return _rounded(total.float() * scale.float() + bias.float(), *ending)
 
 
 def _rounded(real: Tensor, inverse: float, zero: int, low: int, high: int) -> Tensor:
