@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.int8.front import QuantizedLayer
-from poetmodel.torch.int8.grids import Bytes, Padded, Unfinished, arguments_of, single
+from poetmodel.torch.int8.levels import Bytes, Padded, Unfinished, arguments_of, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor, fx
 
-    from poetmodel.torch.int8.grids import Grid
+    from poetmodel.torch.int8.levels import Levels
     from poetmodel.torch.int8.reading import Reader
 
     Read = Callable[[Reader, fx.Node], Any]
@@ -84,15 +84,15 @@ def _convolution(reader: Reader, node: fx.Node) -> Unfinished:
         return _product(node, source, last.flatten(1), after)
     if groups > 1 and raw.shape[1] == 1 and raw.shape[0] == groups:
         operator, constant = "depthwise", raw[:, 0].permute(1, 2, 0).contiguous()
-        numbers: tuple[Any, ...] = (*geometry, source.grid.zero)
+        numbers: tuple[Any, ...] = (*geometry, source.levels.zero)
     else:
         operator, constant = "conv2d", last
-        numbers = (*geometry, groups, source.grid.zero)
+        numbers = (*geometry, groups, source.levels.zero)
 
     constants = {"weight": constant, **after}
 
-    def make(grid: Grid) -> QuantizedLayer:
-        return QuantizedLayer(operator, constants, (*numbers, *grid.ending))
+    def make(levels: Levels) -> QuantizedLayer:
+        return QuantizedLayer(operator, constants, (*numbers, *levels.ending))
 
     return Unfinished(node=node, takes=(source,), make=make)
 
@@ -116,9 +116,9 @@ def _product(
     *,
     flattens: bool = False,
 ) -> Unfinished:
-    def make(grid: Grid) -> QuantizedLayer:
+    def make(levels: Levels) -> QuantizedLayer:
         constants = {"weight": weight, **after}
-        return QuantizedLayer("pointwise", constants, grid.ending, flattens=flattens)
+        return QuantizedLayer("pointwise", constants, levels.ending, flattens=flattens)
 
     return Unfinished(node=node, takes=(source,), make=make)
 
@@ -178,10 +178,10 @@ def _add(reader: Reader, node: fx.Node) -> Unfinished:
     sources = tuple(reader.quantized(node, operand) for operand in (first, second))
     if factor != 1 or sources[0].planes != sources[1].planes:
         reader.refuse(node, "expected the sum of two quantized tensors of one shape")
-    given = tuple(n for one in sources for n in (single(one.grid.scale), one.grid.zero))
+    given = tuple(n for one in sources for n in (single(one.levels.scale), one.levels.zero))
 
-    def make(grid: Grid) -> QuantizedLayer:
-        return QuantizedLayer("add", {}, (*given, *grid.ending))
+    def make(levels: Levels) -> QuantizedLayer:
+        return QuantizedLayer("add", {}, (*given, *levels.ending))
 
     return Unfinished(node=node, takes=sources, make=make, planes=sources[0].planes)
 
@@ -243,10 +243,12 @@ def _mean(
     if geometry is None:
         height, width = reader.shape(node, x)[2:]
         geometry = ((height, width), (height, width), (0, 0, 0, 0))
-    factor = single(source.grid.scale / math.prod(geometry[0]))
+    factor = single(source.levels.scale / math.prod(geometry[0]))
 
-    def make(grid: Grid) -> QuantizedLayer:
-        return QuantizedLayer("average", {}, (*geometry, factor, source.grid.zero, *grid.ending))
+    def make(levels: Levels) -> QuantizedLayer:
+        return QuantizedLayer(
+            "average", {}, (*geometry, factor, source.levels.zero, *levels.ending)
+        )
 
     planes = (reader.shape(node, x)[1], 1, 1) if flattens else ()
     return Unfinished(node=node, takes=(source,), make=make, planes=planes)

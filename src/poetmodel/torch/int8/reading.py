@@ -18,7 +18,7 @@ from torch import fx, nn
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.operators import module_of, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
-from poetmodel.torch.int8.grids import Bytes, Grid, Unfinished, arguments_of, single
+from poetmodel.torch.int8.levels import Bytes, Levels, Unfinished, arguments_of, single
 from poetmodel.torch.int8.patterns import READ
 
 NAMESPACE: Final = "quantized_decomposed"
@@ -122,7 +122,7 @@ class Reader:
         )
         if not of_dequantize:
             self.refuse(node, "it makes the result, which is not quantized; quantize the output")
-        numbers = (single(value.grid.scale), value.grid.zero)
+        numbers = (single(value.levels.scale), value.levels.zero)
         self._add("dequantize", QuantizedLayer("dequantize", {}, numbers), (value.number,))
         self.flat = bool(value.planes)
 
@@ -158,32 +158,32 @@ class Reader:
             self.refuse(
                 node, f"expected {kind} with one scale that is known before; it has another form"
             )
-        value, grid = self.values[node.args[0]], self._grid(node)
+        value, levels = self.values[node.args[0]], self._levels(node)
         if name.startswith("dequantize"):
             if not isinstance(value, Bytes):
                 self.refuse(node, "expected a quantized value")
-            return replace(value, grid=grid)
+            return replace(value, levels=levels)
         if isinstance(value, str):
-            layer = QuantizedLayer("quantize", {}, (grid.inverse, grid.zero))
-            made = Bytes(number=self._add("quantize", layer, (0,)), grid=grid)
+            layer = QuantizedLayer("quantize", {}, (levels.inverse, levels.zero))
+            made = Bytes(number=self._add("quantize", layer, (0,)), levels=levels)
         else:
             if isinstance(value, Bytes):
                 value = self._rescaled(node.args[0], value)
             if not isinstance(value, Unfinished):
                 self.refuse(node, "what it quantizes has no kernel in int8")
-            made = self._made(value, grid)
+            made = self._made(value, levels)
         self.wires[made.number - 1] = replace(self.wires[made.number - 1], node=node.name)
         return made
 
-    def _made(self, value: Unfinished, grid: Grid) -> Bytes:
-        """Add the layer whose result is on a grid, unless it is there already."""
-        bounded = grid.within(value.clamp)
+    def _made(self, value: Unfinished, levels: Levels) -> Bytes:
+        """Add the layer whose result has some levels, unless it is there already."""
+        bounded = levels.within(value.clamp)
         layer = value.make(bounded)
         if layer is None:
             (source,) = value.takes
-            return replace(source, grid=bounded, planes=value.planes)
+            return replace(source, levels=bounded, planes=value.planes)
         number = self._add(_name(value.node), layer, tuple(source.number for source in value.takes))
-        return Bytes(number=number, grid=bounded, planes=value.planes)
+        return Bytes(number=number, levels=bounded, planes=value.planes)
 
     def _add(self, name: str, layer: QuantizedLayer, takes: tuple[int, ...]) -> int:
         """Add a layer, and return its number."""
@@ -194,15 +194,15 @@ class Reader:
         self.wires.append(Wire(layer=name, takes=takes))
         return len(self.wires)
 
-    def _grid(self, node: fx.Node) -> Grid:
-        """Return the grid that a quantize or dequantize of an activation states."""
+    def _levels(self, node: fx.Node) -> Levels:
+        """Return the levels that a quantize or dequantize of an activation states."""
         scale, zero, low, high, dtype = (
             self.number(argument) for argument in arguments_of(node)[1:6]
         )
         if dtype not in _TYPES:
             self.refuse(node, f"expected activations of int8 or uint8, got {dtype}")
         less = _TYPES[dtype]
-        return Grid(
+        return Levels(
             scale=float(scale), zero=int(zero) - less, low=int(low) - less, high=int(high) - less
         )
 
@@ -266,27 +266,27 @@ class Reader:
         if total * _SPAN > _MOST:
             self.refuse(node, "its sums may have more than 32 bits; use fewer input channels")
         offsets = torch.zeros(raw.shape[0]) if bias is None else self.constant(node, bias).float()
-        factors = (scales * source.grid.scale).float()
-        start = -source.grid.zero * raw.to(torch.int64).flatten(1).sum(1)
+        factors = (scales * source.levels.scale).float()
+        start = -source.levels.zero * raw.to(torch.int64).flatten(1).sum(1)
         constants = {"start": start.to(torch.int32), "scale": factors, "bias": offsets.clone()}
         return raw, constants
 
     def _rescaled(self, node: fx.Node, source: Bytes) -> Unfinished:
-        """Return the layer that gives a quantized value another grid, if that is another."""
+        """Return the layer that gives a quantized value other levels, if they are others."""
 
-        def make(grid: Grid) -> QuantizedLayer | None:
-            old = source.grid
-            if (grid.scale, grid.zero) == (old.scale, old.zero):
-                if grid.low <= old.low and grid.high >= old.high:
+        def make(levels: Levels) -> QuantizedLayer | None:
+            old = source.levels
+            if (levels.scale, levels.zero) == (old.scale, old.zero):
+                if levels.low <= old.low and levels.high >= old.high:
                     return None
-                if self._tightened(source, grid):
+                if self._tightened(source, levels):
                     return None
             one = ((1, 1), (1, 1), (0, 0, 0, 0), single(old.scale), old.zero)
-            return QuantizedLayer("average", {}, (*one, *grid.ending))
+            return QuantizedLayer("average", {}, (*one, *levels.ending))
 
         return Unfinished(node=node, takes=(source,), make=make, planes=source.planes)
 
-    def _tightened(self, source: Bytes, grid: Grid) -> bool:
+    def _tightened(self, source: Bytes, levels: Levels) -> bool:
         """Let the layer that makes a value keep closer limits, if nothing else reads that value.
 
         What PT2E has as ``quantize -> dequantize -> activation -> quantize`` is one layer then.
@@ -303,7 +303,7 @@ class Reader:
         if reads != 1 or layer.operator in ("quantize", "maximum"):
             return False
         *others, low, high = layer.numbers
-        layer.numbers = (*others, max(low, grid.low), min(high, grid.high))
+        layer.numbers = (*others, max(low, levels.low), min(high, levels.high))
         return True
 
     def clamped(self, node: fx.Node, low: float, high: float) -> Unfinished:
@@ -316,7 +316,7 @@ class Reader:
         return replace(value, clamp=(max(low, value.clamp[0]), min(high, value.clamp[1])))
 
     def done(self, node: fx.Node, layer: QuantizedLayer, source: Bytes) -> Bytes:
-        """Add a layer whose result is on the grid of its input."""
+        """Add a layer whose result has the levels of its input."""
         return replace(source, number=self._add(_name(node), layer, (source.number,)))
 
     def shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:

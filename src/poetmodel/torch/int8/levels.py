@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Levels:
     """What bytes stand for: ``(byte - zero) * scale``, and which bytes there may be."""
 
     scale: float
@@ -34,8 +34,8 @@ class Grid:
         """Return the byte of a number, which may lie outside of the limits."""
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
-    def within(self, clamp: tuple[float, float]) -> Grid:
-        """Return a grid with the limits that an activation sets."""
+    def within(self, clamp: tuple[float, float]) -> Levels:
+        """Return the same with the limits that an activation sets."""
         low, high = (self.of(x) if math.isfinite(x) else x for x in clamp)
         return replace(self, low=int(max(self.low, low)), high=int(min(self.high, high)))
 
@@ -50,7 +50,7 @@ class Bytes:
     """A quantized value: which layer makes it, and what its bytes stand for."""
 
     number: int
-    grid: Grid
+    levels: Levels
     planes: tuple[int, ...] = ()
     """Channels, rows and columns of a sample that is one row, where there are several places."""
 
@@ -61,8 +61,8 @@ class Unfinished:
 
     node: fx.Node
     takes: tuple[Bytes, ...]
-    make: Callable[[Grid], QuantizedLayer | None]
-    """Given the grid of its result; None where its input is that already."""
+    make: Callable[[Levels], QuantizedLayer | None]
+    """Given the levels of its result; None where its input is that already."""
     clamp: tuple[float, float] = (-math.inf, math.inf)
     planes: tuple[int, ...] = ()
 
