@@ -93,11 +93,11 @@ class Layers:
         return self._constant(DataType.REAL, values.astype(np.float32))
 
     def _zero(self) -> int:
-        return int(self.random.choice([*INT8, 0, self.random.integers(-127, 127)]))
+        return (*INT8, 0, int(self.random.integers(-127, 127)))[self.random.integers(4)]
 
     def _limits(self, zero: int) -> tuple[int, int]:
         low, high = sorted(map(int, self.random.integers(-128, 128, 2)))
-        return INT8 if self.random.random() < 0.5 else (zero, 127) if zero < 127 else (low, high)
+        return (INT8, (zero, 127), (low, high))[self.random.integers(3)]
 
     def _numbers(self, way: str, spread: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
         """Return scales and biases of results whose sums spread so far, and the inverse."""
