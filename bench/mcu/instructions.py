@@ -170,7 +170,7 @@ def quantized() -> Layers:
     for limits, (batch, channels, size) in product(
         (INT8, (-128, 99)), ((1, 8, 9), (2, 13, 6), (1, 40, 3), (3, 3, 12))
     ):
-        given = {"batch": batch, "limits": limits}
+        given: dict[str, Any] = {"batch": batch, "limits": limits}
         for results in (1, 6, 21):
             layers.layer("pm_q8_pointwise", square(channels, results, size), **given)
             layers.layer("pm_q8_conv2d", square(channels, results, size, 3, 2), **given)

@@ -6,7 +6,7 @@ They stand for layers of int8 networks where tests and measurements need no netw
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from poetmodel.graph import Graph, Node, Phase, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from poetmodel.export.step import Argument
 
@@ -94,11 +93,11 @@ class Layers:
         return self._constant(DataType.REAL, values.astype(np.float32))
 
     def _zero(self) -> int:
-        return int(self.random.choice([*INT8, 0, self.random.integers(-127, 127)]))
+        return (*INT8, 0, int(self.random.integers(-127, 127)))[self.random.integers(4)]
 
     def _limits(self, zero: int) -> tuple[int, int]:
-        some = sorted(map(int, self.random.integers(-128, 128, 2)))
-        return INT8 if self.random.random() < 0.5 else (zero, 127) if zero < 127 else (*some,)
+        low, high = sorted(map(int, self.random.integers(-128, 128, 2)))
+        return (INT8, (zero, 127), (low, high))[self.random.integers(3)]
 
     def _numbers(self, way: str, spread: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
         """Return scales and biases of results whose sums spread so far, and the inverse."""
@@ -108,7 +107,7 @@ class Layers:
         if way == "ties":
             inverse = np.float32(0.5)
             scales = np.exp2(-np.round(np.log2(spread / 64)) - self.random.integers(0, 2, count))
-            biases = self.random.integers(-9, 9, count)
+            biases = self.random.integers(-9, 9, count).astype(np.float64)
         elif way == "huge":
             inverse, scales = np.float32(1e20), scales * 10.0 ** self.random.integers(0, 36, count)
         return scales, biases, float(inverse)
@@ -223,7 +222,7 @@ class Layers:
             if not isinstance(made, Ref):
                 raise TypeError(made)
             buffer, found = buffers[made.buffer], made.buffer
-            forward = {"op": call.kernel, "phase": Phase.FORWARD}
+            forward: dict[str, Any] = {"op": call.kernel, "phase": Phase.FORWARD}
             tensor = Tensor(name=found, bytes=buffer.bytes)
             nodes.append(Node(name=f"layer_{k}", outputs=(tensor,), **forward))
             calls.append((call,))

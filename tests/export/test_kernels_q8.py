@@ -1,5 +1,6 @@
 """Kernels of quantized layers against a statement of what they are, in NumPy."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,14 +10,17 @@ from kit.digits import ran
 from kit.kernel_calls import Memory
 from kit.programs import needs
 from mcu.quantized import INT8, WAYS, Layers, mobilenet_front, square
+from poetmodel.errors import InputError
 from poetmodel.export import board
 from poetmodel.export.board import Target
-from poetmodel.export.exporting import export_step
+from poetmodel.export.exporting import export_step, in_tiles
 from poetmodel.export.flash import code_bytes, table_bytes
 from poetmodel.export.instructions import call_instructions, counted
+from poetmodel.export.io import load_step, save_step
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import ALIGNMENT, ConvolutionSizes, Weights
+from poetmodel.export.step import ALIGNMENT, ConvolutionSizes, DataType, Weights
+from poetmodel.graph import Graph
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
 POOLS = ("pm_q8_average", "pm_q8_maximum")
@@ -279,3 +283,65 @@ def test_flash_is_estimated(exported):
     sizes = {name: layers.buffers[name].bytes for name in layers.values}
     rounding = ALIGNMENT * len(sizes)
     assert 0 <= len(source.weights.data) - sum(sizes.values()) <= rounding
+
+
+# -- steps of them ---------------------------------------------------------------------------------
+def whole():
+    """Return layers of every kernel that are larger than the tiles they are asked to be in."""
+    layers = Layers(seed=2)
+    layers.layer("pm_q8_conv2d", square(3, 16, 24, 3, 2))
+    layers.layer("pm_q8_depthwise", square(16, 16, 24, 3, 1, 16))
+    layers.layer("pm_q8_pointwise", square(16, 32, 12))
+    layers.add(3300)
+    for kernel in POOLS:
+        layers.pool(kernel, square(16, 16, 24, 2, 2, 16))
+    layers.quantize(1, 16, 250)
+    layers.dequantize(1, 16, 250)
+    return layers
+
+
+def test_layers_stay_whole_in_tiles_and_files(tmp_path):
+    """Their channels lie last: slices of these would lie apart. Files give them back."""
+    step = whole().step()
+    assert in_tiles(step, "1KiB") == step
+    save_step(step, tmp_path / "a.step.json")
+    again = load_step(tmp_path / "a.step.json")
+    assert (again.graph, again.calls, again.buffers) == (step.graph, step.calls, step.buffers)
+    for name, values in step.values.items():
+        np.testing.assert_array_equal(again.values[name], values)
+
+
+def test_bytes_are_not_taken_for_others(tmp_path):
+    """A file whose kernel reads int8 where it has truth values is refused, and the other way."""
+    step = whole().step()
+    ((name, buffer), *_) = [
+        each for each in step.buffers.items() if each[1].type is DataType.INT8
+    ]  # fmt: skip
+    wrong = replace(step, buffers={**step.buffers, name: replace(buffer, type=DataType.UINT8)})
+    save_step(wrong, tmp_path / "wrong.step.json")
+    with pytest.raises(InputError, match=r"expected (const )?int8_t \*, got buffer"):
+        load_step(tmp_path / "wrong.step.json")
+
+
+@pytest.mark.parametrize("target", [Target.HOST, Target.M4])
+def test_inference_computes_them_too(target, tmp_path):
+    """It reads the constants of the step."""
+    needs(target)
+    layers = whole()
+    step = layers.step(handed=False)
+    (*others, last) = step.graph.nodes
+    nodes = (*others, replace(last, outputs=()))
+    (result,) = step.gradients
+    inference = replace(
+        step,
+        graph=Graph(name="forward", nodes=nodes),
+        gradients=(),
+        states=(),
+        values={},
+        output=replace(result, name="output"),
+    )
+    export_step(replace(step, inference=inference), tmp_path, ram="100%", infer=True, gap=0.5)
+    words = (f"infer={tmp_path / 'out.bin'}",)
+    ran(tmp_path, target, inputs=bytes(4), steps=1, words=words)
+    found = np.frombuffer((tmp_path / "out.bin").read_bytes(), "<f4")
+    np.testing.assert_array_equal(found, expected(layers, layers.calls[-1]))
