@@ -22,10 +22,11 @@ WHOLE_LAYERS = {"ram": "101%", "tile": "512B"}
 EXACTNESS = "int8 front: exact against its definition, not against float"
 
 
-def training():
+def training(*, wrapped=True):
     """Return a network with an int8 front, whose loss takes no function of the C library."""
     torch.manual_seed(0)
-    front = pmt.quantized(converted(float_front(), images(8)))
+    module = converted(float_front(), images(8))
+    front = pmt.quantized(module) if wrapped else module
     end = (nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 3))
     return nn.Sequential(front, *end), functional.mse_loss, (images(), torch.randn(2, 3))
 
@@ -79,3 +80,16 @@ def test_inference_has_the_front_too(tmp_path):
     found = np.fromfile(tmp_path / "outputs.bin", "<f4").reshape(2, 3)
     with torch.no_grad():
         np.testing.assert_allclose(found, net(inputs[0]).numpy(), rtol=1e-5)
+
+
+def test_state_returns_to_a_model_whose_front_is_converted(tmp_path):
+    """What a program has trained is loaded, and saved again; the front has no part in it."""
+    net, loss_fn, inputs = training(wrapped=False)
+    exported = Exported(lowered((net, loss_fn, inputs), "sgd"), tmp_path)
+    found = exported.run(batches(), 1, target=Target.HOST).require_success()
+    (tmp_path / "state.bin").write_bytes(found.state)
+    before = net[1].weight.detach().clone()
+    pmt.load_state(tmp_path, net)
+    assert not torch.equal(net[1].weight, before)
+    pmt.save_state(net, tmp_path / "again.bin", folder=tmp_path)
+    assert (tmp_path / "again.bin").read_bytes() == found.state

@@ -153,6 +153,18 @@ def test_a_model_with_fronts_shares_all_else():
     assert with_fronts(net.head) is net.head
 
 
+def test_limits_of_the_input_are_kept():
+    """A quantizer that takes a part of the bytes of the input has it so, as for x86."""
+    module = converted(nn.Sequential(nn.AvgPool2d(1)), images(8), dtype=torch.uint8)
+    first, back = (next(n for n in module.graph.nodes if n.name.startswith(name))
+                   for name in ("quantize_per_tensor", "dequantize_per_tensor"))  # fmt: skip
+    for node in (first, back):
+        node.args = (*node.args[:4], 127, *node.args[5:])
+    module.recompile()
+    with torch.no_grad():
+        assert torch.equal(pmt.quantized(module)(images()), module(images()))
+
+
 def test_a_front_has_no_modes_and_no_parameters():
     """``train()`` and ``eval()`` change nothing; it is copied and saved like any module."""
     front = pmt.quantized(converted(float_front(), images(8)))

@@ -25,7 +25,11 @@ NAMESPACE: Final = "quantized_decomposed"
 """Of the operators by which PT2E says what is quantized, and how."""
 _TYPES: Final = {torch.int8: 0, torch.uint8: 128}
 """Types of activations, and what is taken from bytes of each, and from its zero, for int8."""
+_ALL: Final = (-128, 127)
+"""The limits of int8."""
 _MOST: Final = 2**31 - 1
+_PRODUCTS: Final = 65_535
+"""Most products of a sum in a kernel."""
 _SPAN: Final = 256
 """What a weight is multiplied by is less, so that no part of a sum has more than 32 bits."""
 
@@ -166,6 +170,9 @@ class Reader:
         if isinstance(value, str):
             layer = QuantizedLayer("quantize", {}, (levels.inverse, levels.zero))
             made = Bytes(number=self._add("quantize", layer, (0,)), levels=levels)
+            if (levels.low, levels.high) != _ALL:
+                clamping = _rescaling(levels, levels)
+                made = self.done(node, clamping, made)
         else:
             if isinstance(value, Bytes):
                 value = self._rescaled(node.args[0], value)
@@ -263,7 +270,7 @@ class Reader:
         """Return the weight of a layer, and the constants that follow its sums."""
         raw, scales = self.weight(node, weight)
         total = raw.double().abs().flatten(1).sum(1).max()
-        if total * _SPAN > _MOST:
+        if total * _SPAN > _MOST or raw[0].numel() > _PRODUCTS:
             self.refuse(node, "its sums may have more than 32 bits; use fewer input channels")
         offsets = torch.zeros(raw.shape[0]) if bias is None else self.constant(node, bias).float()
         factors = (scales * source.levels.scale).float()
@@ -281,8 +288,7 @@ class Reader:
                     return None
                 if self._tightened(source, levels):
                     return None
-            one = ((1, 1), (1, 1), (0, 0, 0, 0), single(old.scale), old.zero)
-            return QuantizedLayer("average", {}, (*one, *levels.ending))
+            return _rescaling(old, levels)
 
         return Unfinished(node=node, takes=(source,), make=make, planes=source.planes)
 
@@ -336,6 +342,12 @@ class Reader:
 
     def _fault(self, fault: str) -> NoReturn:
         raise InputError(f"{self.where}: {fault}")
+
+
+def _rescaling(old: Levels, new: Levels) -> QuantizedLayer:
+    """Return the layer that gives bytes of some levels others: a mean of one element each."""
+    one = ((1, 1), (1, 1), (0, 0, 0, 0), single(old.scale), old.zero)
+    return QuantizedLayer("average", {}, (*one, *new.ending))
 
 
 def _name(node: fx.Node) -> str:
