@@ -395,16 +395,17 @@ def _count_q8_convolution(counts: Counter[str], given: Mapping[str, Any]) -> Non
     pairs = given["batch"] * sizes.groups * -(-sizes.group_results // 2)
     in_line = sizes.groups == sizes.dilation_across == 1
     down, across = _taps_seen(sizes)
-    for rows in down:
-        k = 0
-        while k < len(across):
-            whole = rows == sizes.window_height and across[k : k + 2] == [sizes.window_width] * 2
-            name = "2x2" if whole else "1x2"
-            runs, length = (1, across[k]) if in_line else (across[k], 1)
-            times = pairs * rows * runs
-            counts.update({"place": given["batch"], name: pairs, f"{name} run": times})
-            _count_dots(counts, name, times, length * sizes.group_channels)
-            k += 2 if whole else 1
+    lines, places = down.count(sizes.window_height), across.count(sizes.window_width)
+    counts.update({"inside": pairs * (lines * places > 0), "line": pairs * lines * (places > 0)})
+    whole = [(sizes.window_height, sizes.window_width)] * (lines * -(-places // 2))
+    edges = [seen for seen in product(down, across) if seen != sizes[6:8]]
+    counts.update(place=given["batch"] * len(edges))
+    for name, windows in (("2x2", whole), ("1x2", edges)):
+        for (rows, columns), times in Counter(windows).items():
+            runs, length = (1, columns) if in_line else (columns, 1)
+            many = pairs * times * rows * runs
+            counts.update({name: pairs * times, f"{name} run": many})
+            _count_dots(counts, name, many, length * sizes.group_channels)
     _count_limited(counts, given, given["batch"] * sizes.results * sizes.out_plane)
 
 

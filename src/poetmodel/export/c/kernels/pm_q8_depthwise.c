@@ -1,7 +1,6 @@
 /* A quantized convolution in which each result sees the channel of its number; arguments as for pm_q8_conv2d, but
 weights lie with the channels last, too: rows and columns of the window, channels. */
-#include "pm_conv.h"
-#include "pm_q8.h"
+#include "pm_q8_windows.h"
 #include "pm_kernels.h"
 
 /* Adds a tap to the sums of four channels; if it is `moved`, less the zero of x. */
@@ -27,22 +26,11 @@ static inline void pm_q8_tap(pm_q8_sums *s, const int8_t *x, const int8_t *w, in
 #endif
 }
 
-/* How places see the input and the window, and what becomes of their sums. */
-typedef struct {
-    int32_t down, next;           /* in x, from one tap to the next */
-    int32_t window_row, channels; /* the same in w */
-    int32_t step, line, out_line; /* from one place to the next in x, from one line of them to the next in x and out */
-    const int32_t *start;
-    const pm_real *scale, *bias;
-    float inverse;
-    int32_t zero_x, zero;
-} pm_q8_seeing;
-
 /* Adds the taps in so many rows and columns to the sums of four channels. */
 static inline void pm_q8_window(pm_q8_sums *sums, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns,
-                                const pm_q8_seeing *seeing, const int moved)
+                                const pm_q8_layer *layer, const int moved)
 {
-    const int32_t next = seeing->next, channels = seeing->channels, zero = seeing->zero_x;
+    const int32_t next = layer->next, channels = layer->tap, zero = layer->zero_x;
     pm_q8_sums s = *sums;
     for (; rows > 0; rows--) {
         const int8_t *p = x, *v = w;
@@ -51,8 +39,8 @@ static inline void pm_q8_window(pm_q8_sums *sums, const int8_t *x, const int8_t 
             p += next;
             v += channels;
         }
-        x += seeing->down;
-        w += seeing->window_row;
+        x += layer->down;
+        w += layer->window_row;
     }
     *sums = s;
 }
@@ -85,21 +73,21 @@ static inline void pm_q8_3x3(pm_q8_sums *s, const int8_t *x, const pm_q8_weights
 }
 #endif
 
-/* Four channels of all places that see whole windows: so many lines of so many. */
-static PM_OUT_OF_LINE void pm_q8_inside(int8_t *to, const int8_t *x, const int8_t *w, int32_t c, int32_t lines,
-                                        int32_t places, int32_t rows, int32_t columns, const pm_q8_seeing *seeing)
+/* Four channels, from c on, of so many lines of places. */
+static PM_OUT_OF_LINE void pm_q8_four(int8_t *to, const int8_t *x, const int8_t *w, int32_t lines, int32_t places,
+                                      int32_t c, const pm_q8_layer *layer)
 {
-    const int32_t channels = seeing->channels, step = seeing->step, zero = seeing->zero;
-    const float inverse = seeing->inverse;
-    const pm_q8_sums begin = {seeing->start[c], seeing->start[c + 1], seeing->start[c + 2], seeing->start[c + 3]};
-    const float scale[4] = {(float)seeing->scale[c], (float)seeing->scale[c + 1], (float)seeing->scale[c + 2],
-                            (float)seeing->scale[c + 3]};
-    const float bias[4] = {(float)seeing->bias[c], (float)seeing->bias[c + 1], (float)seeing->bias[c + 2],
-                           (float)seeing->bias[c + 3]};
+    const int32_t channels = layer->tap, step = layer->step, zero = layer->zero;
+    const float inverse = layer->inverse;
+    const pm_q8_sums begin = {layer->start[c], layer->start[c + 1], layer->start[c + 2], layer->start[c + 3]};
+    const float scale[4] = {(float)layer->scale[c], (float)layer->scale[c + 1], (float)layer->scale[c + 2],
+                            (float)layer->scale[c + 3]};
+    const float bias[4] = {(float)layer->bias[c], (float)layer->bias[c + 1], (float)layer->bias[c + 2],
+                           (float)layer->bias[c + 3]};
 #if PM_Q8_SIMD
-    const int32_t next = seeing->next, down = seeing->down;
+    const int32_t next = layer->next, down = layer->down;
     pm_q8_weights weights[9];
-    const int quick = rows == 3 && columns == 3;
+    const int quick = layer->rows == 3 && layer->columns == 3;
     for (int32_t k = 0; quick && k < 9; k++) {
         const uint32_t word = pm_q8_word(w + c + k * channels);
         weights[k] = (pm_q8_weights){pm_q8_even(word), pm_q8_odd(word)};
@@ -116,7 +104,7 @@ static PM_OUT_OF_LINE void pm_q8_inside(int8_t *to, const int8_t *x, const int8_
             } else
 #endif
             {
-                pm_q8_window(&s, from, w + c, rows, columns, seeing, 0);
+                pm_q8_window(&s, from, w + c, layer->rows, layer->columns, layer, 0);
             }
             out[0] = pm_q8_result(s.a, scale[0], bias[0], inverse, zero);
             out[1] = pm_q8_result(s.b, scale[1], bias[1], inverse, zero);
@@ -125,21 +113,30 @@ static PM_OUT_OF_LINE void pm_q8_inside(int8_t *to, const int8_t *x, const int8_
             out += channels;
             from += step;
         }
-        to += seeing->out_line;
-        x += seeing->line;
+        to += layer->out_line;
+        x += layer->line;
     }
 }
 
-/* A place, from channel c on; the zero of x is taken from what it sees, which need not be a whole window. */
-static PM_OUT_OF_LINE void pm_q8_place(int8_t *to, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns,
-                                       int32_t c, const pm_q8_seeing *seeing)
+static void pm_q8_whole(int8_t *to, const int8_t *x, const int8_t *w, int32_t lines, int32_t places,
+                        const pm_q8_layer *layer)
 {
-    const pm_real *restrict const scale = seeing->scale, *restrict const bias = seeing->bias;
-    const int32_t channels = seeing->channels, zero = seeing->zero;
-    const float inverse = seeing->inverse;
+    for (int32_t c = 0; c + 4 <= layer->results; c += 4) {
+        pm_q8_four(to, x, w, lines, places, c, layer);
+    }
+}
+
+/* One place; the channels that do not make four are always made here. */
+static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns,
+                                      int32_t first, const pm_q8_layer *layer)
+{
+    const pm_real *restrict const scale = layer->scale, *restrict const bias = layer->bias;
+    const int32_t channels = layer->tap, zero = layer->zero;
+    const float inverse = layer->inverse;
+    int32_t c = first;
     for (; c + 4 <= channels; c += 4) {
         pm_q8_sums s = {0, 0, 0, 0};
-        pm_q8_window(&s, x + c, w + c, rows, columns, seeing, 1);
+        pm_q8_window(&s, x + c, w + c, rows, columns, layer, 1);
         to[c] = pm_q8_result(s.a, (float)scale[c], (float)bias[c], inverse, zero);
         to[c + 1] = pm_q8_result(s.b, (float)scale[c + 1], (float)bias[c + 1], inverse, zero);
         to[c + 2] = pm_q8_result(s.c, (float)scale[c + 2], (float)bias[c + 2], inverse, zero);
@@ -148,10 +145,10 @@ static PM_OUT_OF_LINE void pm_q8_place(int8_t *to, const int8_t *x, const int8_t
     for (; c < channels; c++) {
         int32_t sum = 0;
         for (int32_t r = 0; r < rows; r++) {
-            const int8_t *p = x + c + r * seeing->down, *v = w + c + r * seeing->window_row;
+            const int8_t *p = x + c + r * layer->down, *v = w + c + r * layer->window_row;
             for (int32_t t = columns; t > 0; t--) {
-                sum += (*p - seeing->zero_x) * *v;
-                p += seeing->next;
+                sum += (*p - layer->zero_x) * *v;
+                p += layer->next;
                 v += channels;
             }
         }
@@ -163,55 +160,7 @@ void pm_q8_depthwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_
                      const pm_real *bias, const int32_t *shape, int32_t batch, int32_t zero_x, pm_real inverse,
                      int32_t zero, int32_t low, int32_t high)
 {
-    const int32_t channels = shape[PM_IN], in_row = shape[PM_IN_W] * channels, out_row = shape[PM_OUT_W] * channels;
-    const int32_t wide = (shape[PM_WINDOW_W] - 1) * shape[PM_DILATION_W];
-    const int32_t tall = (shape[PM_WINDOW_H] - 1) * shape[PM_DILATION_H];
-    int8_t *to = out;
-    const pm_axis rows = {shape[PM_OUT_H], 0, 0, shape[PM_IN_H], shape[PM_WINDOW_H], shape[PM_DILATION_H]};
-    const pm_axis columns = {shape[PM_OUT_W], 0, 0, shape[PM_IN_W], shape[PM_WINDOW_W], shape[PM_DILATION_W]};
-    const pm_q8_seeing seeing = {
-        .down = shape[PM_DILATION_H] * in_row,
-        .next = shape[PM_DILATION_W] * channels,
-        .window_row = shape[PM_WINDOW_W] * channels,
-        .channels = channels,
-        .step = shape[PM_STRIDE_W] * channels,
-        .line = shape[PM_STRIDE_H] * in_row,
-        .out_line = out_row,
-        .start = start,
-        .scale = scale,
-        .bias = bias,
-        .inverse = (float)inverse,
-        .zero_x = zero_x,
-        .zero = zero,
-    };
-    /* Places whose windows are whole: of these, four channels at a time are made apart from the others. */
-    int32_t bottom, right;
-    const int32_t left = pm_places(-shape[PM_PAD_W], shape[PM_STRIDE_W], columns.size - wide, columns.places, &right);
-    const int32_t top = pm_places(-shape[PM_PAD_H], shape[PM_STRIDE_H], rows.size - tall, rows.places, &bottom);
-    const int32_t fours = left < right ? channels & ~3 : 0;
-    for (int32_t n = 0; n < batch; n++, x += rows.size * in_row, to += rows.places * out_row) {
-        for (int32_t row = 0; row < rows.places; row++) {
-            const int32_t i = row * shape[PM_STRIDE_H] - shape[PM_PAD_H];
-            int32_t until, last;
-            const int32_t first = pm_taps(&rows, i, &until);
-            for (int32_t place = 0; place < columns.places; place++) {
-                const int whole = top <= row && row < bottom && left <= place && place < right;
-                const int32_t done = whole ? fours : 0, j = place * shape[PM_STRIDE_W] - shape[PM_PAD_W];
-                if (done < channels) {
-                    const int32_t across = pm_taps(&columns, j, &last);
-                    const int32_t from = i * in_row + first * seeing.down + j * channels + across * seeing.next;
-                    pm_q8_place(to + row * out_row + place * channels, x + from,
-                                w + first * seeing.window_row + across * channels, until - first, last - across, done,
-                                &seeing);
-                }
-            }
-        }
-        for (int32_t c = 0; c < fours && top < bottom; c += 4) {
-            const int32_t i = top * shape[PM_STRIDE_H] - shape[PM_PAD_H];
-            const int32_t j = left * shape[PM_STRIDE_W] - shape[PM_PAD_W];
-            pm_q8_inside(to + top * out_row + left * channels, x + i * in_row + j * channels, w, c, bottom - top,
-                         right - left, rows.taps, columns.taps, &seeing);
-        }
-    }
-    pm_q8_limit(out, batch * rows.places * out_row, low, high);
+    const pm_q8_layer layer = pm_q8_layer_of(shape, shape[PM_IN], start, scale, bias, zero_x, inverse, zero);
+    pm_q8_convolve(out, x, w, shape, batch, &layer, layer.results & ~3, pm_q8_seen, pm_q8_whole);
+    pm_q8_limit(out, batch * shape[PM_OUT_H] * layer.out_line, low, high);
 }
