@@ -94,5 +94,6 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "AIfES takes {aifes_instructions} times the instructions of the exported step that "
         "keeps everything, and {aifes_ram} times its RAM.",
     ),
+    (BOARDS, "takes {cmsis_least} to {cmsis_most} % of the instructions of CMSIS-NN"),
     ("docs/guides/pytorch-limits.md", "Of {models} models tried, {models_work} train as in eager"),
 )

@@ -362,6 +362,95 @@ def aifes() -> str:
     return figures(lines, table, words=2)
 
 
+_LAYERS: Final = {
+    "pm_q8_conv2d": "3 x 3",
+    "pm_q8_depthwise": "3 x 3 depthwise",
+    "pm_q8_pointwise": "1 x 1",
+}
+"""What pages call the layers of kernels."""
+
+
+def cmsis_nn_rows() -> list[dict[str, Any]]:
+    """Return instructions of int8 layers by CMSIS-NN and by exported kernels, with a sum."""
+    (record,) = records("cmsis-nn")
+    rows = [dict(row) for row in record["rows"]]
+    front = [row for row in rows if row["of"] == "of the front"]
+    numbers = ("layers", "macs", "theirs", "ours")
+    total = {name: sum(row[name] for row in front) for name in numbers}
+    return [{"of": "front", "kernel": "", **total}, *rows]
+
+
+def cmsis_nn() -> str:
+    """Return CMSIS-NN beside the kernels of int8 layers."""
+    lines = []
+    for row in cmsis_nn_rows():
+        what = f"{_LAYERS[row['kernel']]} {row['of']}" if row["kernel"] else "front of MobileNetV2"
+        each = (row["theirs"] / row["macs"], row["ours"] / row["macs"])
+        counts = (whole(row["theirs"]), f"{each[0]:.2f}", whole(row["ours"]), f"{each[1]:.2f}")
+        share = percent_text(row["ours"] / row["theirs"])
+        lines.append((what, whole(row["layers"]), *counts, share))
+    heads = ("layers", "how many", "CMSIS-NN", "a MAC", "exported", "a MAC", "of CMSIS-NN's")
+    return figures(lines, heads)
+
+
+# -- int8 fronts -----------------------------------------------------------------------------------
+
+
+def front_runs(part: str) -> list[Record]:
+    """Return the records of a part of the study of int8 fronts, in its order."""
+    return [record for record in records("int8") if record["cell"]["part"] == part]
+
+
+def int8_steps() -> str:
+    """Return steps with a float and with an int8 front: what they take."""
+    lines = []
+    for record in front_runs("step"):
+        cell, front = record["cell"], record["front_instructions"]
+        least = record["tiled_floor_bytes"] + record["reserved_bytes"]
+        lines.append(
+            (
+                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                cell["numbers"],
+                format_bytes(least),
+                format_bytes(record["ram_bytes"]),
+                format_bytes(record["flash_bytes"]),
+                f"{record['instructions'] / 1e6:.1f} M",
+                f"{front['m4'] / 1e6:.1f} M",
+                f"{front['m3'] / 1e6:.0f} M",
+                f"{1e3 * record['power_w'] * record['instructions'] / record['clock_hz']:.1f} mJ",
+            )
+        )
+    heads = ("network", "front", "floor", "RAM", "flash", "step", "its front", "M3", "energy")
+    return figures(lines, heads, words=2)
+
+
+def int8_agreement() -> str:
+    """Return how many values of int8 layers differ from PyTorch's, given the same operands."""
+    lines = []
+    for record in front_runs("agreement"):
+        cell, values, differ = record["cell"], record["values"], record["differ"]
+        rate = f"1 in {whole(values // differ)}" if differ else "none"
+        lines.append(
+            (
+                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                str(record["layers"]),
+                whole(values),
+                whole(differ),
+                rate,
+                str(record["most_steps"]),
+            )
+        )
+    heads = ("front", "layers", "values", "differ", "rate", "steps at most")
+    return figures(lines, heads, words=1)
+
+
+def int8_accuracy() -> str:
+    """Return what ends learn behind fronts in float and in int8."""
+    found = {way: mean for record in front_runs("accuracy") for way, mean in record["mean"].items()}
+    lines = [(way, percent_text(mean)) for way, mean in found.items()]
+    return figures(lines, ("trained", "accuracy"), words=1)
+
+
 # -- models of other libraries ---------------------------------------------------------------------
 
 

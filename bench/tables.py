@@ -130,6 +130,10 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "boards-readme": steps.boards_readme,
     "board-ways": steps.board_ways,
     "aifes": steps.aifes,
+    "int8-steps": steps.int8_steps,
+    "int8-agreement": steps.int8_agreement,
+    "int8-accuracy": steps.int8_accuracy,
+    "cmsis-nn": steps.cmsis_nn,
     "figure2": partial(_figure, "figure2", words=3),
     "table3": partial(_figure, "table3", words=2),
     "solvers": _solvers,
@@ -264,7 +268,10 @@ def _of_boards() -> dict[str, str]:
         times = [each["aifes"][field] / each["keep_all"][field] for each in programs]
         return f"{min(times):.1f} to {max(times):.1f}"
 
+    shares = [row["ours"] / row["theirs"] for row in steps.cmsis_nn_rows()]
     return {
+        "cmsis_least": f"{min(shares):.0%}".rstrip("%"),
+        "cmsis_most": f"{max(shares):.0%}".rstrip("%"),
         "board_network": most["network"],
         "board": most["board"],
         "board_ram": format_bytes(most["limit_bytes"]),

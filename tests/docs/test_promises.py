@@ -113,7 +113,7 @@ What does `--commit` cost?
 How long does my flash last?
   reference/formats.md: results state after how many training steps the storage is worn
 Can I train with int8 weights?
-  concepts/deviations.md: there is no int8, and files of quantized networks are refused
+  concepts/deviations.md: To train int8 weights would take
 My watchdog fires during a step. What now?
   guides/build-systems.md: run it in slices with `vTaskDelay(1)` between
 How do I put the arena into PSRAM?

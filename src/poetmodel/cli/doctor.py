@@ -28,6 +28,7 @@ EXTRAS: Final = {
     "torch": ("torch", "trace and profile"),
     "onnx": ("onnx", "ONNX files"),
     "keras": ("keras", "models of Keras"),
+    "torchao": ("quantize", "fronts in int8"),
     "plotly": ("report", "interactive pictures"),
     "matplotlib": ("report", "pictures in files"),
     "jinja2": ("report", "report pages"),

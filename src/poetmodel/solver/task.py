@@ -23,7 +23,6 @@ from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
-
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 

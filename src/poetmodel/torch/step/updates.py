@@ -24,6 +24,7 @@ from poetmodel.torch.capturing.joint_graph import (
 )
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
+from poetmodel.torch.int8.front import stood_for
 from poetmodel.torch.step.optimizers import (
     FirstValue,
     LearningRate,
@@ -267,7 +268,7 @@ def _faults(
         if trained.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
-    known |= {id(p) for p in joint.module.parameters()}
+    known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
     if ours - known:
         yield (
             f"optimizer: {len(ours - known)} of its parameters are none of the model or the loss; "
