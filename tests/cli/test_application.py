@@ -24,7 +24,7 @@ from poetmodel.graph.catalogue import model_names
 
 COMMANDS = (
     "solve", "limits", "choose", "plan", "trace", "profile", "export", "state", "sweep", "report",
-    "explore", "bench", "inspect", "verify", "explain", "diff", "models", "devices", "doctor",
+    "explore", "bench", "inspect", "verify", "explain", "diff", "models", "devices",
 )  # fmt: skip
 SLOW = ("bench",)
 """Commands whose example takes long."""
@@ -233,7 +233,7 @@ def test_full_disk_behind_stdout_is_told():
 def test_plain_terminal_gets_plain_output():
     """In a pipe, or with NO_COLOR, there are no colours; in ASCII, no character breaks."""
     for environment in ({"NO_COLOR": "1", "FORCE_COLOR": ""}, {"PYTHONIOENCODING": "ascii"}):
-        for command in ("models", "doctor"):
+        for command in ("models", "devices"):
             process = start(command, **environment)
             assert process.returncode == 0, process.stderr
             assert "\x1b" not in process.stdout
@@ -246,12 +246,12 @@ def test_completion_is_offered(shell):
     """The shell can complete commands and options."""
     process = start(
         _POETMODEL_COMPLETE=f"complete_{shell}",
-        COMP_WORDS="poetmodel do",
+        COMP_WORDS="poetmodel exp",
         COMP_CWORD="1",
-        _TYPER_COMPLETE_ARGS="poetmodel do",
+        _TYPER_COMPLETE_ARGS="poetmodel exp",
         _TYPER_COMPLETE_FISH_ACTION="get-args",
     )
-    assert "doctor" in process.stdout
+    assert "explain" in process.stdout
     assert "inspect" not in process.stdout
 
 

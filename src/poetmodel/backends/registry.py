@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import BackendError, InputError, LicenceError
+from poetmodel.errors import InputError, LicenceError
 
 if TYPE_CHECKING:
     from poetmodel.backends.solver import Solver
@@ -46,21 +46,6 @@ def backend(name: str) -> Solver:
         raise InputError(f"backend {name!r}: expected one of {', '.join(_NAMES)}")
     solver: Solver = getattr(import_module(f"poetmodel.backends.{name}"), name.capitalize())()
     return solver
-
-
-def try_out(name: str) -> None:
-    """Solve a small model, which also loads the solver.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the solver is missing, or its licence refuses even that.
-    BackendError
-        If the small model is not solved.
-    """
-    value = _least(name, 2, 1)
-    if value != 1.0:
-        raise BackendError(f"the least value of a small model is 1, and it says {value}")
 
 
 def refusal(name: str, *, columns: int, rows: int) -> LicenceError | None:
