@@ -11,7 +11,7 @@ from kit.figure_rows import row, without
 from poetmodel.bench.pictures import TICKS, check_form, digest, draw, overheads, panels, round_ticks
 from poetmodel.bench.runs import Run
 from poetmodel.bench.summaries import overhead_ratio, percent, shifted_mean_s, summary
-from poetmodel.bench.tables import pareto, rows, write_csv, write_parquet
+from poetmodel.bench.tables import pareto, rows, write_csv
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind, Map, Panel, stage_map
@@ -329,18 +329,6 @@ def test_csv_has_all_rows(tmp_path):
         lines = list(csv.DictReader(stream))
     assert [line["overhead_j"] for line in lines] == ["1.0", ""]
     write_csv(tmp_path / "empty.csv", [])
-
-
-@pytest.mark.filterwarnings("default")
-def test_parquet_has_all_rows(tmp_path):
-    """The same table, with numbers as numbers."""
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    found = rows([_record(10, 1.0), _record(20, None)])
-    write_parquet(tmp_path / "cells.parquet", found)
-    frame = pandas.read_parquet(tmp_path / "cells.parquet")
-    assert list(frame.columns) == list(found[0])
-    assert frame["overhead_j"].sum() == 1.0
 
 
 def test_picture_of_a_sweep(tmp_path, told):

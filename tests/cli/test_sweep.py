@@ -153,18 +153,6 @@ def test_sweeps_of_one_folder_share_the_work():
     assert len(keys) == len(set(keys)) == len(first) == 16
 
 
-def test_bad_scheduler_ends_with_a_sentence():
-    """Status 2 and one line, before a folder is made."""
-    pytest.importorskip("distributed")
-    for scheduler in ("tcp://127.0.0.1:9", "nonsense"):
-        out = Path("sweep")
-        ended = invoke("sweep", "mlp", *ARGUMENTS, "--out", out, "--scheduler", scheduler)
-        assert (ended.status, ended.out) == (2, "")
-        assert ended.err.count("\n") == 1
-        assert f"scheduler '{scheduler}'" in ended.err
-        assert not out.exists()
-
-
 # -- bench ---------------------------------------------------------------------------------------
 SMALL = Figure(
     name="small",

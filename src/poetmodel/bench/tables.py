@@ -1,4 +1,4 @@
-"""Findings of a sweep, as a table: bounds along the RAM axis, the Pareto front, CSV and Parquet."""
+"""Findings of a sweep, as a table: bounds along the RAM axis, the Pareto front, CSV."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED, Record
 from poetmodel.bench.runs import Run
 from poetmodel.device.room import ROOM
-from poetmodel.errors import InputError
-from poetmodel.files import check_writable, write_text
+from poetmodel.files import write_text
 from poetmodel.result import Status, relative_gap
 
 if TYPE_CHECKING:
@@ -151,22 +150,3 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
-
-
-def write_parquet(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a Parquet file.
-
-    Raises
-    ------
-    InputError
-        If pandas or pyarrow is missing, or the file cannot be written.
-    """
-    try:
-        import pandas as pd
-        import pyarrow as pa  # noqa: F401 - what pandas writes the file with
-    except ImportError:
-        raise InputError(
-            f"{path}: Parquet files need pandas and pyarrow: pip install pandas pyarrow"
-        ) from None
-    check_writable(path)
-    pd.DataFrame(list(rows)).to_parquet(path, index=False)

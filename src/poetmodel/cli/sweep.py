@@ -106,9 +106,6 @@ class RunOptions(WorkersOption):
     """How the runs are solved, and what is made of them."""
 
     seed: int = options.how(0, "--seed", "Seed of the solves.", min=0)
-    scheduler: str | None = _run(
-        None, "--scheduler tcp://HOST:PORT", "Dask scheduler in place of local processes."
-    )
     cold: bool = _run(
         False,
         "--cold",
@@ -118,9 +115,6 @@ class RunOptions(WorkersOption):
         False,
         "--pareto",
         "Write and show the Pareto front of energy, RAM and time, with what is proven.",
-    )
-    parquet: bool = options.output(
-        False, "--parquet", "Also write cells.parquet; needs pandas and pyarrow."
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
@@ -153,7 +147,6 @@ def sweep(
             cells,
             problems.out,
             workers=runs.workers,
-            scheduler=runs.scheduler,
             warm=not runs.cold,
             on_progress=on_progress,
         )
@@ -162,8 +155,6 @@ def sweep(
     tables.write_csv(problems.out / "cells.csv", rows)
     if runs.pareto:
         tables.write_csv(problems.out / "pareto.csv", front)
-    if runs.parquet:
-        tables.write_parquet(problems.out / "cells.parquet", rows)
     if runs.plot is not None:
         from poetmodel.bench.pictures import draw, overheads
 
