@@ -41,8 +41,8 @@ in SI units; bodies of requests are JSON.
     captured step anew as ``poetmodel export`` does, within the time limit of a solve; a wait for
     a free worker counts.
 
-A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest`` and ``proof``, and
-``gap`` and ``bound_j``, the bound on the energy of a step.
+A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest``, ``proof`` and
+``schedule``, and ``gap`` and ``bound_j``, the bound on the energy of a step.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/points")
     async def want(wish: Wish) -> dict[str, Any]:
-        return await coordinator.want(
+        return coordinator.want(
             wish.session, wish.problem, wish.ram_bytes, wish.deadline_s, more=wish.more
         )
 
@@ -154,7 +154,7 @@ def application(  # noqa: C901 - the routes, each a few lines
         _, known = coordinator.find(point)
         if revision is not None and known.value is not None and revision != known.revision:
             return RedirectResponse(f"/api/points/{point}/answer?revision={known.revision}")
-        tag = f'"{known.digest}-{coordinator.drawn_by}"'
+        tag = f'"{known.digest}-{token[:8]}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
