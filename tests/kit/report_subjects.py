@@ -133,11 +133,3 @@ def step_values(problem, **changes):
         "scheduled": {"graph": graph_to_dict(graph), "costs": costs.table(graph).to_dict()},
         **changes,
     }
-
-
-def sweep_row(key, ram, overhead_j, **keys):
-    """Make a row of a sweep of `skip_problem`."""
-    fixed = {"model": "skip", "device": "board", "deadline": None, "ram": "50%"}
-    figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
-    rest = {"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 11.0}
-    return {**fixed, **figures, **rest, "key": key, "baseline_energy_j": 10.0, **keys}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, opened, sweep_cells
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, opened
 from kit.report_subjects import subject
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
@@ -29,10 +29,9 @@ def subjects():
 
 @pytest.fixture(scope="module")
 def file(subjects, tmp_path_factory):
-    """Return the page of both, with a sweep of two cells."""
-    cells = sweep_cells("mkr1000", ("70%", 1.0, 4000), ("90%", 0.5, 5000))
+    """Return the page of both."""
     out = tmp_path_factory.mktemp("report") / "r.html"
-    write_report(out, subjects, cells=cells, front=[{**cells[0], "proven": True}])
+    write_report(out, subjects)
     return out
 
 

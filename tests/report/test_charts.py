@@ -1,13 +1,12 @@
-"""What the charts of a report show: one schedule, several, the network, how a solve went."""
+"""What the charts of a report show: a schedule, the network, how a solve went."""
 
-from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instances, seeded
+from kit.instances import seeded
 from kit.plans import random_plan, random_state_plan
-from kit.report_subjects import subject, sweep_row, training_problem
+from kit.report_subjects import subject, training_problem
 from kit.worked import comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
@@ -20,10 +19,8 @@ from poetmodel.problem import Problem
 from poetmodel.report.charts import (
     KINDS,
     address_chart,
-    front_chart,
     gauge_chart,
     map_chart,
-    overlay_chart,
     progress_chart,
     progress_of,
 )
@@ -31,7 +28,6 @@ from poetmodel.report.network import arranged, blocks_of, network_chart, path_of
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.solver import solve
 
 
 def cells(chart):
@@ -94,25 +90,6 @@ def test_addresses_of_the_plan():
     assert address_chart(replace(one, places=None)) is None
 
 
-def test_front_of_a_sweep():
-    """A line per method, by RAM; the edge has what no smaller peak undercuts."""
-    rows = [
-        sweep_row("b", 200, 0.5),
-        sweep_row("a", 100, 1.0),
-        sweep_row("c", 300, 0.7, method="lru-paging", backend=None, status="feasible"),
-        sweep_row("d", 300, 0.0) | {"energy_j": None, "overhead_j": None, "peak_ram_bytes": None},
-    ]
-    chart = front_chart(rows, rows[:2])
-    assert [line["name"] for line in chart["lines"]] == ["optimal, highs", "lru-paging"]
-    assert (chart["lines"][0]["x"], chart["lines"][0]["y"]) == ([100, 200], [10, 5])
-    assert chart["lines"][1]["proven"] == [False]
-    assert (chart["front"]["x"], chart["front"]["y"]) == ([100, 200], [10, 5])
-    assert "on the front" in chart["lines"][0]["texts"][0]
-    assert "on the front" not in chart["lines"][1]["texts"][0]
-    assert not chart["log"]
-    assert front_chart([sweep_row("a", 100, 1.0), sweep_row("b", 200, 0.01)], [])["log"]
-
-
 # -- incumbent and bound over time -----------------------------------------------------------------
 def test_history_of_the_file_is_drawn():
     """Energies are shares of a single pass, and the end says whether it is proven."""
@@ -147,28 +124,6 @@ def test_other_quantities_have_their_units(minimize, unit, name, history, status
 
 
 # -- several schedules, and the RAM of their device ------------------------------------------------
-@pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_curves_are_those_of_the_plans(mode):
-    """At each instruction a curve has the RAM that the plan checker found, its peak included."""
-    one = subject(skip_problem(), mode=mode)
-    other = subject(skip_problem(recompute=False), label="B", mode=mode)
-    assert overlay_chart([one]) is gauge_chart([one]) is None  # no other, and no device
-    chart = overlay_chart([one, other])
-    assert [curve["label"] for curve in chart["curves"]] == ["A", "B"]
-    for each, curve in zip((one, other), chart["curves"], strict=True):
-        assert curve["x"] == sorted(curve["x"])
-        assert max(curve["y"]) == each.check.peak_ram_bytes  # in bytes, since it is below 1 KiB
-        assert curve["budget"] == each.plan.ram_budget_bytes
-        assert each.check.makespan_s is not None
-        assert curve["x"][-1] == pytest.approx(each.check.makespan_s)
-        following = each.check.moments[1:]
-        for step, moment, after in zip(
-            each.plan.program, each.check.moments, following, strict=False
-        ):
-            if after.issued_s > moment.issued_s:
-                inside = (moment.issued_s + after.issued_s) / 2
-                ram = moment.high_bytes if step.op == "compute" else moment.ram_bytes
-                assert curve["y"][bisect_right(curve["x"], inside) - 1] == ram
 
 
 def test_gauge_adds_up():
@@ -188,15 +143,6 @@ def test_gauge_adds_up():
     assert sum(whole["parts"]) == checkpoint_all_peak_bytes(graph) + resident
     assert keep_all_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
     assert whole["missing"] > 0
-
-
-def test_random_plans_have_their_peaks():
-    """The highest point of a curve is the peak, also where it lasts no time."""
-    for problem in random_instances(20):
-        one = subject(problem, mode="dma") if solve(problem).schedule else None
-        if one and one.check:
-            chart = overlay_chart([one, replace(one, label="B")])
-            assert max(chart["curves"][0]["y"]) == one.check.peak_ram_bytes
 
 
 # -- network -------------------------------------------------------------------------------------

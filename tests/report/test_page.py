@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kit.pages import read_page
-from kit.report_subjects import certificate, step_values, subject, sweep_row
+from kit.report_subjects import certificate, step_values, subject
 from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import MissingExtraError
@@ -60,7 +60,7 @@ def test_sections_with_energies_say_that_they_are_estimates():
     asked, timed = skip_problem(), skip_problem(minimize="time")
     said = f'<p class="note">{ESTIMATES.capitalize()}.'
     text = report_page([subject(asked), subject(asked)])
-    for section in ("answers", "beside", "decisions", "facts"):
+    for section in ("answers", "decisions", "facts"):
         _, _, inside = text.partition(f'<section id="{section}">')
         assert inside.partition('<p class="note">')[2].startswith(said.partition(">")[2])
     assert ESTIMATES.capitalize() not in report_page([subject(timed)])
@@ -137,26 +137,6 @@ def test_gauge_shows_what_takes_the_ram_of_the_device():
         assert "gauge" in page.ids
         assert page.values["A", "device_ram.gradient_bytes"] == 1024
     assert "gauge" not in read_page(report_page([subject(whole)])).ids
-
-
-def test_sweep_is_a_chart_for_each_problem():
-    """Cells of another device have a chart of their own; the front is a table too."""
-    rows = [
-        sweep_row("a", 100, 1.0),
-        sweep_row("b", 200, 0.5),
-        sweep_row("c", 200, 0.5, device="other"),
-    ]
-    front = [{**row, "proven": True} for row in rows]
-    one = subject(skip_problem())
-    page = read_page(report_page([one], cells=rows, front=front))
-    assert [name for name in page.ids if name.startswith("front-") and name[-1].isdigit()] == [
-        "front-1",
-        "front-2",
-    ]
-    charts = [c for c in json.loads(page.scripts["charts"])["charts"] if c["type"] == "front"]
-    assert (charts[0]["title"], charts[0]["here"]) == ("skip on board", [])
-    assert "Runs that no other run beats" in page.text
-    assert report_facts([one], cells=rows, front=front)["sweep"]["cells"] == rows
 
 
 def test_missing_extra_is_told(monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import completion, options
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
@@ -18,7 +18,6 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.bench.tables import Row
     from poetmodel.report.subject import Subject, VerifiedSchedule
 
 LABELS: Final = "ABCDEFGH"
@@ -35,24 +34,6 @@ class PageOptions:
         "step.report('step.json') of a compiled PyTorch step holds its own graph.",
     )
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
-    no_compare: bool = options.output(
-        False, "--no-compare", "Skip the comparison with other methods (a few seconds)."
-    )
-    method: list[str] | None = options.output(
-        None,
-        "--method NAME",
-        "Compare with this method, too, such as FILE.py:FUNCTION; may be given several times.",
-        autocompletion=completion.methods,
-    )
-
-
-@options.group
-class SweepOptions:
-    """A sweep beside the schedules."""
-
-    sweep: Path | None = options.what(
-        None, "--sweep DIR", "Folder of a sweep, for the chart of energy against RAM."
-    )
 
 
 @options.command("poetmodel report mlp.json --graph mlp --out report.html")
@@ -60,11 +41,9 @@ def report(
     page: PageOptions,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    beside: SweepOptions,
     output: options.OutputOptions,
 ) -> None:
     """Write one HTML page with verdict, charts and decisions of schedules; it needs no network."""
-    from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page.schedules
@@ -73,18 +52,14 @@ def report(
     check_report(page.out)
     inputs = (*map(str, paths), source.graph, costing.device, costing.profile)
     check_outputs(("--out", page.out), inputs=inputs)
-    cells, front = ([], []) if beside.sweep is None else read_sweep(beside.sweep)
     with live_line(wanted=not output.json, doing="verifying"):
         subjects = read_subjects(paths, source, costing)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
-    with live_line(wanted=not output.json, doing="comparing and drawing"):
-        comparisons = () if page.no_compare else compare(subjects, methods=page.method or ())
-        size_bytes = write_report(
-            page.out, subjects, cells=cells, front=front, comparisons=comparisons
-        )
+    with live_line(wanted=not output.json, doing="drawing"):
+        size_bytes = write_report(page.out, subjects)
     print_written(page.out)
-    facts = report_facts(subjects, cells=cells, front=front, comparisons=comparisons)
+    facts = report_facts(subjects)
     if output.json:
         print_json({"out": str(page.out), "size_bytes": size_bytes, **facts})
         return
@@ -186,18 +161,3 @@ def _planned(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
     return planned, doubts
-
-
-def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
-    """Return the runs in the folder of a sweep, and their Pareto front."""
-    from poetmodel.bench import tables
-    from poetmodel.bench.store import RECORDS, Store
-
-    if not (folder / RECORDS).is_file():
-        raise InputError(
-            f"--sweep {folder}: expected a folder that 'poetmodel sweep' wrote, with {RECORDS}"
-        )
-    records = tables.rows(Store(folder).records())
-    if not records:
-        raise InputError(f"--sweep {folder}: {RECORDS} holds no runs")
-    return records, tables.pareto(records)

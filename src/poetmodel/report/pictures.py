@@ -59,15 +59,6 @@ DARK_COLOURS: Final[Mapping[Kind, str]] = {
     Kind.WORKSPACE: "#8A949C",
 }
 """The same hues on a dark ground."""
-LINE_COLOURS: Final = (
-    ("#0072B2", "#4AA3DF"),
-    ("#D55E00", "#F07F3C"),
-    ("#009E73", "#23C497"),
-    ("#CC79A7", "#E29AC4"),
-    ("#8A6D00", "#F0B93A"),
-    ("#555555", "#B4C0CA"),
-)
-"""Colours of lines, on a light and on a dark ground."""
 PART_COLOURS: Final = (
     ("#3F5B7C", "#5B7C9E"),
     ("#86BDE3", "#3C7FB1"),

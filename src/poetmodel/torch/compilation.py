@@ -454,13 +454,11 @@ def _write(path: str | Path, report: dict[str, Any]) -> None:
     if kind == ".json":
         write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
-    from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, write_report
     from poetmodel.report.step_file import step_subject
 
     check_report(path)
-    subjects = [step_subject(report, source="compiled step")]
-    write_report(path, subjects, comparisons=compare(subjects))
+    write_report(path, [step_subject(report, source="compiled step")])
 
 
 def _as_call(compiled: Compiled, options: CompileOptions) -> str:
