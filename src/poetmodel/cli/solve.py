@@ -67,7 +67,7 @@ class FileOptions:
     plot: Path | None = options.output(
         None,
         "--plot FILE",
-        "Draw what is computed, kept and moved in each stage: *.png, *.svg or *.html.",
+        "Draw what is computed, kept and moved in each stage, *.html.",
     )
 
 

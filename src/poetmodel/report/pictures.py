@@ -68,8 +68,6 @@ PART_COLOURS: Final = (
 )
 """Colours of state, activations, gradients, workspace and what is reserved, on a light and on a
 dark ground."""
-CURVE_COLOUR: Final = "#555555"
-LIMIT_COLOUR: Final = "#B00020"
 
 
 DIGITS: Final = 8
@@ -121,8 +119,6 @@ class Box:
     """Its colour: how it came there."""
     tensor: int | None
     """The number of the tensor; None for a workspace."""
-    name: str
-    """Stands on it where there is room."""
     details: str
     """Shown when one points at it."""
 
@@ -142,11 +138,6 @@ class AddressMap:
     limit: float
     """The end of the block."""
     limit_name: str
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur."""
-        return in_order(box.kind for box in self.boxes)
 
 
 def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> AddressMap:
@@ -183,7 +174,6 @@ def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) 
                 high=high / scale,
                 kind=kind,
                 tensor=rectangle.index if rectangle.content == Content.OUTPUT else None,
-                name=name,
                 details=", ".join(parts),
             )
         )
