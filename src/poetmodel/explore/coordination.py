@@ -246,13 +246,12 @@ class Coordinator:
     async def export(self, name: str, kind: str) -> Frame:
         """Return a file about a point."""
         opened, point = self.find(name)
-        if point.value is None and kind != "c":
+        if point.value is None:
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
         job = self.solves.proved(opened, point)
-        job |= {"task": "export", "kind": kind, "asked_s": time.time()}
-        pool = self.solvers if kind == "c" else self.drawers
-        return await pool.do(job, point.schedule)
+        job |= {"task": "export", "kind": kind}
+        return await self.drawers.do(job, point.schedule)
 
     async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
         """Return the binding limits at a RAM and a deadline."""

@@ -7,13 +7,13 @@ in SI units; bodies of requests are JSON.
 ``GET /``
     The page.
 ``GET /api/choices``
-    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, time_limit_s, version}``:
-    what may be chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes``
-    and ``deadline_s``, and the limit of each solve.
+    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: what may be
+    chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes`` and
+    ``deadline_s``.
 ``POST /api/problems`` CHOICE
     Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
-    default, single_pass_s, most_s, counts}, exports, points}``. ``graph`` is what charts know of
+    default, single_pass_s, most_s, counts}, points}``. ``graph`` is what charts know of
     the graph, ``points`` all points with a schedule of their own, without ``history``. CHOICE has
     the fields of `poetmodel.explore.choice.ExplorerChoice`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
@@ -37,9 +37,7 @@ in SI units; bodies of requests are JSON.
     phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
     state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
 ``GET /api/points/ID/export/KIND``
-    A file: ``schedule``, ``plan``, ``report``, ``command``, or ``c``, a zip of C, which solves the
-    captured step anew as ``poetmodel export`` does, within the time limit of a solve; a wait for
-    a free worker counts.
+    A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
 A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest``, ``proof`` and
 ``schedule``, and ``gap`` and ``bound_j``, the bound on the energy of a step.
@@ -81,7 +79,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Session = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Ram = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
 Seconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-Kind = Literal["schedule", "plan", "report", "command", "c"]
+Kind = Literal["schedule", "plan", "report", "command"]
 
 
 class Wish(BaseModel):
@@ -126,7 +124,6 @@ def application(  # noqa: C901 - the routes, each a few lines
             "models": catalogue.models(),
             "devices": catalogue.device_list(),
             "initial": dict(initial),
-            "time_limit_s": coordinator.solves.search["time_limit"],
             "version": installed("poetmodel") or "",
         }
 

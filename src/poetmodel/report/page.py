@@ -25,7 +25,6 @@ from poetmodel.report.figures import (
     step_figures,
 )
 from poetmodel.report.folding import COSTS, decision_table
-from poetmodel.report.network import network_chart
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject
 
 
-SCRIPTS: Final = (*("gauge", "timeline", "addresses", "progress", "network", "map"),)
+SCRIPTS: Final = (*("gauge", "timeline", "addresses", "progress", "map"),)
 """The types of charts."""
 
 
@@ -120,12 +119,6 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     }
 
 
-def _network(subject: Subject) -> dict[str, Any]:
-    """Return the network view of a schedule."""
-    rows = decision_rows(subject.problem, subject.schedule)
-    return network_chart(subject.graph, [row["choice"] for row in rows])
-
-
 def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the compiled step that runs a schedule."""
     step = entry["step"]
@@ -173,7 +166,6 @@ def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
             for s in subjects
             if (chart := progress_of(s)) is not None
         ),
-        *({"type": "network", "id": f"network-{s.label}", **_network(s)} for s in subjects),
         *(
             {"type": "map", "id": f"map-{s.label}", **map_chart(s.graph, s.schedule)}
             for s in subjects

@@ -14,7 +14,6 @@
 
   let choice = null;
   let problem = null;
-  let limitS = 0;
   let wished = { ram_bytes: null, deadline_s: null };
   const points = new Map();
 
@@ -390,23 +389,12 @@
   const offer = (point) => {
     offered = point;
     document.querySelectorAll("[data-export]").forEach((button) => {
-      button.hidden = !problem.exports.includes(button.dataset.export);
       button.disabled = !point;
     });
     if (!point) { $("copy").disabled = true; $("command").textContent = ""; }
   };
-  // C takes a while: the page says for how long at most, and counts.
-  const counting = (button) => {
-    const begun = Date.now(), say = $("take-say");
-    const count = () => { say.textContent = `Solving again, so that all tensors have addresses: ${Math.round((Date.now() - begun) / 1000)} s, at most about ${units.seconds(limitS)}.`; };
-    button.disabled = true;
-    count();
-    const timer = setInterval(count, 1000);
-    return () => { clearInterval(timer); button.disabled = !offered; say.textContent = ""; };
-  };
   const take = async (button) => {
     const what = button.dataset.export;
-    const ended = what === "c" ? counting(button) : () => {};
     $("take-error").textContent = "";
     try {
       const reply = await ask(`/api/points/${encodeURIComponent(offered.id)}/export/${what}`);
@@ -418,8 +406,6 @@
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     } catch (error) {
       told(error, "take-error");
-    } finally {
-      ended();
     }
   };
   const copy = async () => {
@@ -452,7 +438,6 @@
     let offers;
     try { offers = await (await ask("/api/choices")).json(); } catch (error) { told(error, "problem-error"); return; }
     choices.fill(offers);
-    limitS = offers.time_limit_s;
     readAddress(offers.initial);
     choices.show(choice);
     listen();
