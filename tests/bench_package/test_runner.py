@@ -328,39 +328,6 @@ def test_refusal_is_told_apart_from_a_missing_solver(error, status, monkeypatch)
     assert record["result"] is None
 
 
-@pytest.mark.parametrize("stated", [True, False])
-def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(stated, monkeypatch):
-    """Where the limit passed before the solver was called, the licence is asked afterwards.
-
-    The schedule of such a run is the start's, whether the model had been stated by then or not;
-    how long the rest of the solve took does not matter.
-    """
-    asked = []
-
-    def refusal(_, **sizes):
-        asked.append(sizes)
-        return LicenceError("too large")
-
-    def too_late(*arguments, **options):
-        if stated:
-            monkeypatch.setattr("poetmodel.solver.monolithic.ModelProof._ask", lambda *_: None)
-            return run(*arguments, **options)
-        return run(*arguments, **options | {"time_limit": 1e-6})
-
-    one = replace(_one_run("optimal"), formulation="compact")
-    taken = measure(one.to_dict())
-    assert taken["status"] == "optimal"
-    monkeypatch.setattr("poetmodel.backends.registry.refusal", refusal)
-    assert measure(one.to_dict())["status"] == "optimal"
-    assert asked == []
-    monkeypatch.setattr(measurement, "run_method", too_late)
-    record = measure(one.to_dict())
-    assert asked[-1] == {name: taken["statistics"][name] for name in ("columns", "rows")}
-    assert (record["status"], record["reason"]) == ("refused", "too large")
-    assert record["result"] is None
-    assert record["schedule"] is None
-
-
 def test_loading_is_not_measured(monkeypatch):
     """Before the clock starts the method has solved a small problem by the same solver, once."""
     calls = []

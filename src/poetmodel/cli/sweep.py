@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import completion, options
+from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
@@ -34,7 +34,6 @@ MAX_WORKERS: Final = 256
 
 _methods = partial(options.option, rich_help_panel="Methods", show_default=False)
 _run = partial(options.option, rich_help_panel="Run")
-several = completion.several
 
 
 @options.group
@@ -45,7 +44,6 @@ class GridOptions:
         options.REQUIRED,
         "MODELS...",
         "Built-in networks, or graph files.",
-        autocompletion=completion.models,
     )
     batch: str | None = options.what(None, "--batch N,...", "Batch sizes, for built-in networks.")
     image: str | None = options.what(None, "--image N,...", "Sides of square images in pixels.")
@@ -54,7 +52,6 @@ class GridOptions:
         options.REQUIRED,
         "--devices NAME,...",
         "Devices, by name or file.",
-        autocompletion=several(completion.devices),
     )
     ram: str = options.limit(
         options.REQUIRED, "--ram SIZE,...", "RAM budgets, such as 20%,30%,256KiB."
@@ -84,13 +81,11 @@ class GridOptions:
         "optimal",
         "--methods NAME,...",
         "Methods, as --method of solve. Default: optimal.",
-        autocompletion=several(completion.methods),
     )
     backends: str = _methods(
         "highs",
         "--backends NAME,...",
         "Solvers: highs, scip, gurobi. Default: highs.",
-        autocompletion=several(completion.backends),
     )
 
 
@@ -307,7 +302,6 @@ class FigureOptions:
         "NAME",
         "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
         "and Gurobi on two formulations.",
-        autocompletion=completion.figures,
     )
     quick: bool = options.how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
     out: Path | None = options.output(
