@@ -142,7 +142,7 @@ class StorageSpace:
 
 
 class Overhead(StrEnum):
-    """What an eviction is charged with: a rule of `capuchin` or `pofo`."""
+    """What an eviction is charged with: a rule of `capuchin`."""
 
     PUBLISHED = "published"
     """Time, of which computing hides what it can, as on the paper's machine."""
