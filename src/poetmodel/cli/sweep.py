@@ -16,7 +16,7 @@ from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
 from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
-from poetmodel.report.presenter import Unit, yes_or_no
+from poetmodel.report.presenter import Unit
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -106,11 +106,6 @@ class RunOptions(WorkersOption):
         "--cold",
         "Do not start solves from the schedule of the next smaller budget.",
     )
-    pareto: bool = options.output(
-        False,
-        "--pareto",
-        "Write and show the Pareto front of energy, RAM and time, with what is proven.",
-    )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
     )
@@ -146,20 +141,15 @@ def sweep(
             on_progress=on_progress,
         )
     rows = tables.rows(records)
-    front = tables.pareto(rows) if runs.pareto else []
     tables.write_csv(problems.out / "cells.csv", rows)
-    if runs.pareto:
-        tables.write_csv(problems.out / "pareto.csv", front)
     if runs.plot is not None:
         from poetmodel.bench.pictures import draw, overheads
 
         draw(runs.plot, overheads(rows))
     if output.json:
-        print_json({"cells": rows, **({"pareto": front} if runs.pareto else {})})
+        print_json({"cells": rows})
     else:
-        show(_table("Runs", rows, proof="status"))
-        if runs.pareto:
-            show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
+        show(_table(rows))
     _warn(rows)
     fail_if_failed(rows)
 
@@ -257,17 +247,17 @@ def _backend(name: str) -> str:
         raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
 
 
-def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
+def _table(rows: Sequence[Row]) -> Table:
     from poetmodel.bench.summaries import overhead_ratio
 
-    heads = ("model, device", "RAM", "method", proof)
+    heads = ("model, device", "RAM", "method", "status")
     figures = ("overhead", "gap", "peak", "time")
     lines = [
         (
             f"{row['model']} {row['device']}",
             _words_of(row["ram"], row["deadline"]),
             _words_of(row["method"], row["backend"]),
-            yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
+            row["status"],
             _figure(overhead_ratio(row), "{:.3%}".format),
             _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _figure(row["peak_ram_bytes"], format_bytes),
@@ -275,7 +265,7 @@ def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
         )
         for row in rows
     ]
-    return listing(title, (*heads, *figures), lines, left=len(heads), whole_names=False)
+    return listing("Runs", (*heads, *figures), lines, left=len(heads), whole_names=False)
 
 
 def _words_of(*parts: str | None) -> str:
