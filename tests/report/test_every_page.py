@@ -5,14 +5,13 @@ from functools import cache
 import pytest
 
 from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report
-from kit.report_subjects import step_values, subject, training_problem
+from kit.report_subjects import step_subject, subject, training_problem
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.report.drawing import draw_plan
 from poetmodel.report.page import write_report
-from poetmodel.report.step_file import step_subject
 
 pytestmark = pytest.mark.browser
 WIDER = """() => [...document.querySelectorAll('table, td, th, .chart, pre')].filter((one) => {
@@ -37,7 +36,7 @@ def write(kind, path):
         found = [subject(Problem(graph, costs, ram=ram), label=name) for ram, name in budgets]
         write_report(path, found)
     elif kind == "step":
-        write_report(path, [step_subject(step_values(skip_problem()), source="step.json")])
+        write_report(path, [step_subject(skip_problem())])
     elif kind == "state":
         write_report(path, [subject(training_problem(900), mode="dma")])
     else:

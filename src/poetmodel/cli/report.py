@@ -12,7 +12,7 @@ from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.report.presenter import Fact, look_up, row
+from poetmodel.report.presenter import Fact, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class PageOptions:
     schedules: list[Path] = options.argument(
         options.REQUIRED,
         "SCHEDULE...",
-        "Schedule files, *.schedule.json, of one graph, shown side by side. A file from "
-        "step.report('step.json') of a compiled PyTorch step holds its own graph.",
+        "Schedule files, *.schedule.json, of one graph, shown side by side.",
     )
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
 
@@ -68,47 +67,27 @@ def report(
 
 
 def _facts(figures: dict[str, Any]) -> Iterator[Fact]:
-    from poetmodel.report.wording import answers, step_answers
+    from poetmodel.report.wording import answers
 
     for entry in figures["schedules"]:
-        of_step = () if entry["step"] is None else step_answers(entry["step"])
-        for answer in (*of_step, *answers(entry)):
+        for answer in answers(entry):
             yield row(f"{entry['label']}: {answer.question}", answer.word, answer.text)
-        for reason in look_up(entry, "step.certificate.reasons") or ():
-            yield row(f"{entry['label']}: measured, not planned", "", reason)
 
 
 def read_subjects(
     paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
-    """Read and verify schedule files, and compiled steps, which hold their own graph."""
-    from poetmodel.files import read_text
-    from poetmodel.report.step_file import parse_step, step_subject
+    """Read and verify schedule files of one graph."""
     from poetmodel.schedule.io import load_document
 
-    steps = {path: parse_step(read_text(path)) for path in paths}
-    given: NamedGraph | None = None
     if source.graph is not None:
-        network = read_named(source.graph, source.shape)
-        given = NamedGraph(graph=network, name=source.graph, shape=source.shape)
-    known: dict[Path, Subject] = {}
-    for label, path in zip(LABELS, paths, strict=False):
-        values = steps[path]
-        if values is not None:
-            known[path] = step_subject(values, source=str(path), label=label)
-            brought = known[path].graph
-            given = NamedGraph(graph=brought, name=brought.name) if given is None else given
-            if brought.sha256 != given.graph.sha256:
-                raise ScheduleError(
-                    f"{path}: the step has another graph than {given.graph.name!r} of this report"
-                )
-    if given is None:
+        graph = read_named(source.graph, source.shape)
+        given = NamedGraph(graph=graph, name=source.graph, shape=source.shape)
+    else:
         first = load_document(paths[0])
         given = graph_of(source, first.schedule.identity, source=paths[0])
-    return [
-        known[path] if path in known else _read_subject(path, given, costing, label=label)
-        for label, path in zip(LABELS, paths, strict=False)
-    ]
+    labelled = zip(LABELS, paths, strict=False)
+    return [_read_subject(path, given, costing, label=label) for label, path in labelled]
 
 
 def _read_subject(

@@ -1,17 +1,14 @@
-"""Compiled PyTorch steps as files, and schedules beside those of earlier methods."""
+"""Compiled PyTorch steps on a page."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from kit.report_subjects import RESERVED_BYTES, step_values
+from kit.report_subjects import RESERVED_BYTES, planned_subject, step_subject, step_values
 from kit.worked import bench_device, skip_problem
-from poetmodel.errors import InputError
 from poetmodel.report.facts import facts, graph_facts
 from poetmodel.report.figures import figures
 from poetmodel.report.presenter import share
-from poetmodel.report.step_file import parse_step, step_subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
 from poetmodel.solver import solve
@@ -21,8 +18,7 @@ def test_a_step_is_judged_and_planned():
     """Its schedule has the figures of the solve, and all that is known of the step goes along."""
     problem = skip_problem()
     values = step_values(problem)
-    found = step_subject(values, source="s.json", label="B")
-    assert found.label == "B"
+    found = planned_subject(problem, values)
     assert found.verdict.valid
     assert found.simulation.energy_j == pytest.approx(solve(problem).energy_j)
     assert found.graph.sha256 == problem.graph.sha256
@@ -30,16 +26,14 @@ def test_a_step_is_judged_and_planned():
     (note,) = found.notes
     assert note.startswith("6 B of the step's RAM are reserved: inputs 6 B")
     told = facts(found)["step"]
-    assert told == {
-        key: value for key, value in values.items() if key not in ("result", "scheduled")
-    }
+    assert told == values
     assert facts(found)["commands"] == [f"step = {values['call']}\nprint(step.verify().summary())"]
 
 
 def test_the_ram_of_a_step_has_one_value():
     """Budget, peak and keep-all are those of the step in facts and charts alike."""
-    values = step_values(skip_problem()) | {"keep_all_bytes": 20}
-    one = step_subject(values, source="s.json")
+    values = step_values(skip_problem(), keep_all_bytes=20)
+    one = planned_subject(skip_problem(), values)
     budget, peak = values["budget_bytes"], values["plan"]["peak_bytes"]
     found, chart = facts(one), timeline_chart(one)
     assert found["budget_bytes"] == found["problem"]["ram_budget_bytes"] == budget
@@ -56,12 +50,12 @@ def test_keep_all_in_parts_has_a_name_and_the_peak_is_the_plans():
 
     The peak is that of the plan, which may hold more than the schedule beside transfers.
     """
-    one = step_subject(step_values(skip_problem()) | {"keep_all_bytes": 190}, source="s.json")
+    one = step_subject(skip_problem(), keep_all_bytes=190)
     chart = timeline_chart(one)
     assert max(chart["ghost"][1]) == 21
     assert chart["ghost_name"] == "keep-all in parts"
     values = step_values(skip_problem())
-    one = step_subject(values, source="s.json")
+    one = planned_subject(skip_problem(), values)
     more = replace(one.check, peak_ram_bytes=one.check.peak_ram_bytes + 3)
     later = replace(one, check=more)
     peaks = (facts(later)["peak_ram_bytes"], facts(later)["plan"]["peak_ram_bytes"])
@@ -79,7 +73,7 @@ def test_a_step_that_takes_least_time_speaks_of_time():
 
     Energies are told as the objective, as a limit, or of a device, then behind the time.
     """
-    one = step_subject(step_values(measured(skip_problem())), source="s.json")
+    one = step_subject(measured(skip_problem()))
     found = facts(one)
     assert not found["asks_energy"]
     price = answers(found)[2]
@@ -89,78 +83,13 @@ def test_a_step_that_takes_least_time_speaks_of_time():
     assert not any(row[0].key.endswith("_j") for _, rows in figures([found]) for row in rows)
     problem = skip_problem()
     timed = measured(problem)
-    assert answers(facts(step_subject(step_values(problem), source="")))[2].word.endswith("energy")
+    assert answers(facts(step_subject(problem)))[2].word.endswith("energy")
     for asked in (
         replace(timed, energy_budget=100.0),
         replace(timed, costs=replace(timed.costs, device=bench_device())),
     ):
-        price = answers(facts(step_subject(step_values(asked), source="s.json")))[2]
+        price = answers(facts(step_subject(asked)))[2]
         if asked.energy_budget is not None:
             assert price.word.endswith("time")
             assert " J, " in price.text
         assert asked.asks_energy
-
-
-def test_a_step_survives_json():
-    """Written and read again it is the same; another object is none."""
-    values = step_values(skip_problem())
-    assert parse_step(json.dumps(values)) == values
-    assert parse_step(json.dumps(values | {"format": "poetmodel-step", "version": 1})) == values
-    for version in (True, 1.0, 2):  # what only equals the number is left for the check
-        former = values | {"format": "poetmodel-step", "version": version}
-        assert parse_step(json.dumps(former)) == former
-    assert parse_step(json.dumps(values["result"])) is None
-    assert parse_step(json.dumps({"format": "poetmodel-step", "version": 1})) is None
-    assert parse_step("[]") is None
-    assert parse_step("{") is None
-
-
-def test_a_broken_schedule_or_another_peak_is_told():
-    """The verifier does not believe the file.
-
-    The page says so where its plan is not the one that ran.
-    """
-    values = step_values(skip_problem())
-    values["result"]["R"] = values["result"]["R"][:-1]
-    found = step_subject(values, source="s.json")
-    assert not found.verdict.valid
-    assert found.plan is None
-    values = step_values(skip_problem())
-    values["plan"]["peak_bytes"] += 1
-    notes = step_subject(values, source="s.json").notes
-    assert any("another peak than the one that ran" in note for note in notes)
-
-
-def changed(values, path, *value):
-    """Set what is at a path, or delete it where there is no value."""
-    *outer, last = path.split()
-    for key in outer:
-        values = values[key]
-    if value:
-        values[last] = value[0]
-    else:
-        del values[last]
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        pytest.param("torch", (), id="no torch"),
-        pytest.param("surprise", (1,), id="surprise"),
-        pytest.param("version", (3,), id="newer"),
-        pytest.param("plan mode", ("later",), id="mode"),
-        pytest.param("compile_s", (float("nan"),), id="compile_s"),
-        pytest.param("certificate equal", (), id="no equal"),
-        pytest.param("scheduled graph nodes", (), id="no nodes"),
-        pytest.param("result problem", (), id="no problem"),
-        pytest.param("result graph sha256", ("0" * 64,), id="another graph"),
-        pytest.param("scheduled costs compute_time_s", ([-1.0] * 4,), id="times below 0"),
-        pytest.param("scheduled costs page_in_time_s", ([1.0],), id="one page-in"),
-    ],
-)
-def test_what_is_no_step_is_refused(path, value, told):
-    """The file and the key are named."""
-    values = step_values(skip_problem())
-    changed(values, path, *value)
-    with told.raises(InputError):
-        step_subject(values, source="s.json")
