@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.explore.points import MOST_HISTORY, Point, known_bound, neighbour, point_id
+from poetmodel.explore.points import Point, known_bound, neighbour, point_id
 
 
 def point(ram_bytes=100, deadline_s=None, **known):
@@ -82,14 +82,3 @@ def test_revision_grows_and_its_picture_has_a_name():
     made.revise()
     assert made.revision == first[0] + 1
     assert made.digest != first[1]
-
-
-def test_history_stays_small_and_keeps_its_ends():
-    """However often a bound moves."""
-    made = solved(100, 2.0, needs_bytes=90)
-    for step in range(5 * MOST_HISTORY):
-        made.bound, made.seconds = step / 10_000, float(step)
-        made.note()
-    assert len(made.history) <= MOST_HISTORY
-    assert (made.history[0][0], made.history[-1]) == (0, (made.seconds, 2.0, made.bound))
-    assert [entry[0] for entry in made.history] == sorted(entry[0] for entry in made.history)

@@ -7,7 +7,7 @@ import pytest
 from kit.instances import seeded
 from kit.plans import random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
-from kit.worked import comb_problem, even_costs, skip_graph, skip_problem
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -20,8 +20,6 @@ from poetmodel.report.charts import (
     address_chart,
     gauge_chart,
     map_chart,
-    progress_chart,
-    progress_of,
 )
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
@@ -86,39 +84,6 @@ def test_addresses_of_the_plan():
     assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
     assert chart["end"] == one.simulation.makespan_s
     assert address_chart(replace(one, places=None)) is None
-
-
-# -- incumbent and bound over time -----------------------------------------------------------------
-def test_history_of_the_file_is_drawn():
-    """Energies are shares of a single pass, and the end says whether it is proven."""
-    one = subject(comb_problem())
-    chart = progress_of(one)
-    assert chart["history"] == [list(moment) for moment in one.document.history]
-    assert chart["unit"] == "%"
-    assert 100 * chart["factor"] == pytest.approx(one.problem.baseline_energy_j)
-    assert chart["proven"]
-    assert chart["end"].startswith("proven optimal after ")
-    assert progress_of(replace(one, document=replace(one.document, history=()))) is None
-    assert progress_of(replace(one, costs=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("minimize", "unit", "name", "history", "status", "end"),
-    [
-        ("time", "s", "time beyond a single pass", [(0.5, 4.0, 1.0), (60.0, 4.0, 3.0)],
-         "feasible", "stopped after 60 s: at most 25 %"),
-        ("ram", "B", "peak RAM", [(0.5, None, 1.0), (60.0, None, 3.0)],
-         None, "no schedule after 60 s"),
-        ("writes", "B", "written to storage", [(0.5, 4.0, None), (2.0, 4.0, 4.0)],
-         "optimal", "proven optimal after 2 s"),
-    ],
-)  # fmt: skip
-def test_other_quantities_have_their_units(minimize, unit, name, history, status, end):
-    """What is minimized is drawn; how the solve ended, and what was open then, is told."""
-    problem = replace(comb_problem(), minimize=minimize)
-    chart = progress_chart(problem, history, status=status)
-    assert (chart["unit"], chart["y_name"]) == (unit, name)
-    assert chart["end"].startswith(end)
 
 
 # -- several schedules, and the RAM of their device ------------------------------------------------

@@ -55,36 +55,6 @@ def digits(value):
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{float(f'{value:.4g}'):g}"
 
 
-def pointed(report, chart, share):
-    """Point at a share of a chart's width; return the value of its axis there."""
-    x, left, top = report.page.evaluate(
-        """([id, share]) => {
-        const div = document.getElementById(id), box = div.getBoundingClientRect();
-        const { xaxis, yaxis } = div._fullLayout, pixels = share * xaxis._length;
-        return [xaxis.p2d(pixels), box.x + xaxis._offset + pixels, box.y + yaxis._offset + 30];
-        }""",
-        [chart, share],
-    )
-    report.page.mouse.move(left, top)
-    return float(x)
-
-
-def test_proof_is_read_out(report, charts):
-    """The end of the solve is said; keys go through the moments, with bound and best schedule."""
-    (chart, *_) = [name for name in charts if name.startswith("progress-")]
-    report.draw(chart)
-    assert report.readout(chart) == charts[chart]["end"]
-    report.page.locator(f"#{chart}").focus()
-    report.page.keyboard.press("End")
-    seconds, incumbent, _ = charts[chart]["history"][-1]
-    words = report.readout(chart)
-    assert words.startswith(f"after {digits(seconds)} s: best ")
-    assert f"best {digits(incumbent / charts[chart]['factor'])} %" in words
-    pointed(report, chart, 0.5)
-    assert report.readout(chart).startswith("after ")
-    report.page.mouse.move(0, 0)
-
-
 def test_gauge_is_to_scale(report, charts):
     """Parts are as long as their bytes; a row for each schedule, and keep-all."""
     report.draw("gauge")
@@ -114,7 +84,6 @@ def test_sections_begin_with_charts(report):
         "answers",
         "ram",
         "device",
-        "progress",
         "map",
         "decisions",
         "facts",

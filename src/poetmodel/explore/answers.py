@@ -21,7 +21,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.charts import address_chart, gauge_chart, map_chart, progress_of
+from poetmodel.report.charts import address_chart, gauge_chart, map_chart
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.subject import Sources, Subject, document_of
@@ -46,7 +46,6 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
         "map": map_chart(subject.graph, subject.schedule),
         "decisions": decision_table(decision_rows(subject.problem, subject.schedule)),
         "gauge": gauge_chart([subject]),
-        "progress": progress_of(subject),
     }
     if job["proof"]["final"]:
         charts["addresses"] = address_chart(subject)
@@ -133,7 +132,6 @@ def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
         build_s=proof["build_s"],
         solve_s=proof["solve_s"],
         versions=proof["versions"],
-        history=tuple(tuple(moment) for moment in proof["history"]),
     )
     return result, verdict
 

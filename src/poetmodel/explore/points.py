@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-MOST_HISTORY: Final = 400
-"""Entries of a history; of more every second one goes."""
 KEPT_STOPS: Final = 500
 """Points of a problem that are kept though nothing of their own is known."""
 FIGURES: Final = (
@@ -70,8 +68,6 @@ class Point:
     """Grows with each new schedule, and when the solve ends."""
     digest: str = ""
     """Names what is drawn at this revision."""
-    history: list[tuple[float, float | None, float]] = field(default_factory=list)
-    """Seconds, value and bound, whenever one of them changed."""
     proof: dict[str, Any] = field(default_factory=dict)
     """Further facts in the certificate of the schedule."""
     schedule: bytes = b""
@@ -123,21 +119,12 @@ class Point:
             self.bound = min(self.bound, self.value)
         self.schedule = schedule
         self.revise()
-        self.note()
 
     def revise(self) -> None:
         """Begin a revision: something new is to be drawn."""
         self.revision += 1
         stated = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
         self.digest = hashlib.sha256(stated.encode() + self.schedule).hexdigest()[:16]
-
-    def note(self) -> None:
-        """Put value and bound into the history where one of them changed."""
-        entry = (round(self.seconds, 3), self.value, self.bound)
-        if not self.history or self.history[-1][1:] != entry[1:]:
-            self.history.append(entry)
-        if len(self.history) > MOST_HISTORY:
-            self.history = [*self.history[:-1:2], self.history[-1]]
 
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return it as the page gets it."""
@@ -160,13 +147,10 @@ class Opened:
     """The same for the page with the graph, as JSON, but for the last brace."""
     points: dict[str, Point] = field(default_factory=dict)
 
-    def describe(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
-        """Return a point as the page gets it, a brief one without its history."""
+    def describe(self, point: Point) -> dict[str, Any]:
+        """Return a point as the page gets it."""
         objective = self.facts["objective"]
-        fields = point.to_dict(objective["baseline"], minimize=objective["minimize"])
-        if brief:
-            del fields["history"]
-        return fields
+        return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
     def forget(self, used: AbstractSet[str | None]) -> None:
         """Forget the oldest stops of a slider that left nothing behind."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SOLVING: Final = 15
 DRAWING: Final = 5
 """Niceness of the processes that solve and that draw: the server comes first, pictures second."""
-CHARTS: Final = ("timeline", "gauge", "progress", "decisions", "map")
+CHARTS: Final = ("timeline", "gauge", "decisions", "map")
 """The types of the charts of an answer, in the order in which they are drawn."""
 STOP_S: Final = 1
 """How long open streams may take to end [s]."""

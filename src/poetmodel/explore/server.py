@@ -14,7 +14,7 @@ in SI units; bodies of requests are JSON.
     Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
     default, single_pass_s, most_s, counts}, points}``. ``graph`` is what charts know of
-    the graph, ``points`` all points with a schedule of their own, without ``history``. CHOICE has
+    the graph, ``points`` all points with a schedule of their own. CHOICE has
     the fields of `poetmodel.explore.choice.ExplorerChoice`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
     Lets a session want a point, in place of the one that it wanted before, and returns the POINT at
@@ -23,9 +23,8 @@ in SI units; bodies of requests are JSON.
     The POINT as it is now.
 ``GET /api/events?session=S``
     Server-sent events: ``point``, a POINT, whenever what the session wants has changed, and once
-    at the beginning; ``front``, a POINT of the same problem with a new schedule, without
-    ``history``. A page that comes back states its wish anew: a wish lapses ten seconds after its
-    page has gone.
+    at the beginning; ``front``, a POINT of the same problem with a new schedule. A
+    page that comes back states its wish anew: a wish lapses ten seconds after its page has gone.
 ``GET /api/points/ID/answer?revision=N``
     What is drawn of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of the report by their types and what it says of one
@@ -130,7 +129,7 @@ def application(  # noqa: C901 - the routes, each a few lines
     @app.post("/api/problems")
     async def open_problem(choice: ExplorerChoice) -> Response:
         opened = await coordinator.open(choice)
-        points = [opened.describe(point, brief=True) for point in opened.front()]
+        points = [opened.describe(point) for point in opened.front()]
         added = json.dumps({"points": points}, allow_nan=False)
         # The graph is JSON already, an object without its last brace.
         return Response(f"{opened.drawn}, {added[1:]}", media_type="application/json")
@@ -200,7 +199,7 @@ async def _events(coordinator: Coordinator, session: str) -> AsyncIterator[Serve
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
-                described = opened.describe(point, brief=kind == "front")
+                described = opened.describe(point)
                 yield ServerSentEvent(event=kind, data=described)
             await asyncio.sleep(LEAST_PAUSE_S)
     finally:

@@ -81,7 +81,6 @@ class Solves:
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
         point.take(figures, near.schedule)
-        point.note()
 
     def job(self, task: str, opened: Opened, point: Point) -> dict[str, Any]:
         """Return a job of a worker about a point."""
@@ -100,7 +99,6 @@ class Solves:
             "status": point.status or "feasible",
             "bound": point.bound,
             "final": point.is_over,
-            "history": point.history,
         }
         return {**self.job("", opened, point), "proof": proof, "search": self.search}
 
@@ -140,7 +138,6 @@ class Solves:
             if "found" in values:
                 self._take(opened, point, values["found"], frame.body)
             else:
-                point.note()
                 self.tell(opened, point)
 
         job = {**self.job("solve", opened, point), "search": self.search, "bound": point.bound}
@@ -161,7 +158,6 @@ class Solves:
         elif point.provisional and figures["value"] == point.value:
             point.provisional, point.schedule = False, schedule
             point.revise()
-        point.note()
         self.tell(opened, point, front=better)
 
     def _fail(self, opened: Opened, point: Point, reason: str) -> None:

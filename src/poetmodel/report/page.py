@@ -11,7 +11,6 @@ from poetmodel.report.charts import (
     gauge_chart,
     graph_chart,
     map_chart,
-    progress_of,
 )
 from poetmodel.report.drawing import check_installed
 from poetmodel.report.facts import choices_of, decision_rows, facts, graph_facts
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject
 
 
-SCRIPTS: Final = (*("gauge", "timeline", "addresses", "progress", "map"),)
+SCRIPTS: Final = (*("gauge", "timeline", "addresses", "map"),)
 """The types of charts."""
 
 
@@ -69,7 +68,6 @@ def report_page(subjects: Sequence[Subject]) -> str:
         chart_scripts=SCRIPTS,
         charts={"graph": graph_chart(subjects[0].graph), "charts": charts},
         drawn={chart["id"] for chart in charts},
-        proofs=any(chart["type"] == "progress" for chart in charts),
         title=_title(subjects),
         several=several,
         estimates=_estimates(subjects),
@@ -160,11 +158,6 @@ def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
             {"type": "addresses", "id": f"addresses-{s.label}", **chart}
             for s in subjects
             if (chart := address_chart(s)) is not None
-        ),
-        *(
-            {"type": "progress", "id": f"progress-{s.label}", **chart}
-            for s in subjects
-            if (chart := progress_of(s)) is not None
         ),
         *(
             {"type": "map", "id": f"map-{s.label}", **map_chart(s.graph, s.schedule)}

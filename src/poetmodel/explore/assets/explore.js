@@ -219,7 +219,6 @@
     if (settled) announce(point);
     offer(known && !point.provisional ? point : null);
     picture(known ? point : null);
-    proveSoon();
   };
   let announced = "";
   let announcing = null;
@@ -366,16 +365,6 @@
     calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, rush ? 0 : CALM_MS);
     if (isPictured(point)) fresh(key);
   };
-  // While a solve goes on, incumbent and bound go on in the chart of the proof.
-  let proving = null;
-  const prove = () => {
-    proving = null;
-    const answer = pictured && answers.get(drawn);
-    const point = pictured && points.get(pictured.id);
-    if (!answer || !answer.charts.progress || !mounted.has("progress-A") || !isWished(point) || (point.history || []).length < 2 || point.state === "done" || !drawn.startsWith(`${point.id}:`)) return;
-    drawChart("progress", { ...answer.charts.progress, history: point.history, proven: false, end: $("say").textContent });
-  };
-  const proveSoon = () => { proving ??= setTimeout(prove, 2 * CALM_MS); };
   let pointing = null;
   const drawPoints = () => {
     const scale = ram.scale;
