@@ -92,14 +92,15 @@ def test_options_of_the_solver_are_refused_where_there_is_none():
             run(problem_of("100%"), name, time_limit_s=5.0)
 
 
-def test_forward_node_behind_a_backward_one_is_no_chain():
+@pytest.mark.parametrize("name", ["rotor", "griewank-walther"])
+def test_forward_node_behind_a_backward_one_is_no_chain(name):
     """The method does not apply, and names the node."""
     chain = training_chain([300] * 4)
     late = operation("metric", output_bytes=8, inputs=("g3", "f2"), phase="forward")
     graph = replace(chain, nodes=(*chain.nodes, late))
     problem = Problem(graph, chain_costs(graph), ram="95%")
     with pytest.raises(MethodNotApplicableError, match="forward node 'metric' follows a backward"):
-        run(problem, "rotor")
+        run(problem, name)
 
 
 HEURISTICS = tuple(name for name in method_names() if not METHODS[name].by_solver)

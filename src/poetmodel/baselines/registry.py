@@ -204,12 +204,23 @@ _ALL: Final = (
         recomputes=True,
     ),
     Method(
+        name="griewank-walther",
+        summary="revolve: binomial checkpointing, optimal on chains of unit cost",
+        source="Griewank and Walther, ACM TOMS 26(1), 2000, Algorithm 799, section 2, "
+        "doi 10.1145/347837.347846",
+        assumptions="a chain of steps of equal time and size; other graphs are cut into steps at "
+        "their articulation points",
+        not_for=_NO_CHAIN,
+        home="poetmodel.baselines.checkpointing:griewank_walther",
+        **_table_1("----"),
+        recomputes=True,
+    ),
+    Method(
         name="rotor",
         summary="optimal persistent checkpointing of chains with unequal layers",
         source="Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, "
         "arXiv:1911.13214, section 4",
-        assumptions="a chain of steps; other graphs are cut into steps at their articulation "
-        "points; a checkpoint stays until its use",
+        assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.checkpointing:rotor",
         **_table_1("-++-"),
