@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pyomo.environ as pyo
 import pytest
 
@@ -11,6 +12,7 @@ from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.rotation import parts
 from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
+from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -21,7 +23,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
-from poetmodel.solver.sensitivity.conflict import find_conflict
+from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import freed, name_of, stated_limits
 
 
@@ -202,22 +204,60 @@ def test_smaller_batch_is_tried_where_the_network_can_be_made():
     assert any("a batch of 8" in sentence for sentence in found.sentences())
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_what_was_added_is_to_blame_where_the_problem_has_a_schedule(fixed):
-    """Constraints and fixed variables alike; else the problem's own limits are."""
-    model = build(skip_problem())
-    if fixed:
-        model.R[3, 0].fix(0)
-        model.M_in[3, 0].fix(0)
-    else:
-        model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= 0.5)
-        model.no_work = pyo.Constraint(expr=sum(model.recomputed.values()) <= 0.5)
+@pytest.mark.parametrize("whole", [True, False], ids=["needs integrality", "does not"])
+def test_own_constraints_are_named(whole):
+    """Those that contradict are named with the limit they contradict; the others are not."""
+    model = build(skip_problem(recompute=whole))
+    model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= (0.5 if whole else 0))
+    model.harmless = pyo.Constraint(expr=sum(model.paged_out.values()) <= 3)
+    if whole:
+        model.no_work = pyo.ConstraintList()
+        model.no_work.add(sum(model.recomputed.values()) <= 0.5)
     found = explain_infeasible(solve(model), model=model)
-    text = "without what was added to the model there is a schedule"
-    assert list(found.sentences()) == [text]
+    assert set(found.constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
+    assert "the RAM budget" in found.limits
+    text = " ".join(found.sentences())
+    assert "these added constraints cannot hold together with" in text
+    assert "without what was added to the model there is a schedule" in text
+    assert found.to_dict()["constraints"] == list(found.constraints)
+
+
+def at_most(rows, upper):
+    """Return binaries with rows ``<= upper``."""
+    return StandardForm.from_arrays(
+        np.array(rows), np.zeros(len(rows[0])), upper=1.0, row_upper=upper, integer=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "upper", "conflict"),
+    [
+        ([[-1, -1, 0], [0, 1, 1], [1, -1, 0]], [-2, 2, -0.5], [0, 2]),
+        ([[2, 2, 0], [-2, -2, 0], [0, 1, 1]], [1, -1, 1], [0, 1]),
+        ([[1, 0], [1, 1]], [1, -1], [1]),
+        ([[1, 1]], [1], []),
+    ],
+    ids=["linearly", "through integrality", "with its bounds", "not at all"],
+)
+def test_rows_that_contradict_are_found(rows, upper, conflict):
+    """Each of them is needed: the others have a point. Without time nothing is claimed."""
+    form = at_most(rows, upper)
+    assert conflicting_rows(form, time_limit=10) == conflict
+    assert conflicting_rows(form, time_limit=0) == []
+
+
+def test_no_added_constraint_is_blamed_where_none_takes_part():
+    """Fixed variables are what to look at, or the problem alone has no schedule."""
+    model = build(skip_problem())
+    model.R[3, 0].fix(0)
+    model.M_in[3, 0].fix(0)
+    found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ()
+    assert any("variables that are fixed" in sentence for sentence in found.sentences())
     model = build(skip_problem(deadline=10.5))
     model.few = pyo.Constraint(expr=sum(model.recomputed.values()) <= 1)
     found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ()
     assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.TIME]
 
 
@@ -360,6 +400,11 @@ def test_rows_are_left_out_and_named_as_a_whole():
     hints = list(explained(replace(comb, constraints=tuple(rows))).hints())
     assert hints[0] == f"constraint 'each[...]' {TOGETHER} and no recomputation"
     assert "feasible without constraint 'each[...]'" in hints
+    model = build(with_rows(WEAR))
+    model.mine = pyo.Constraint(expr=sum(model.R[t, 0] for t in range(1, 4)) <= 0)
+    found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ("mine",)
+    assert "constraint 'wear'" in found.limits
 
 
 def test_ctrl_c_ends_the_search(monkeypatch):

@@ -1,4 +1,4 @@
-"""Which limits and own constraints of an infeasible problem contradict.
+"""Which limits and own constraints of an infeasible problem, or rows of a model, contradict.
 
 Notes
 -----
@@ -10,11 +10,16 @@ found in few solves. The rows of one rule, ``name[...]``, go together at first.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import numpy as np
+
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.model.arrays import Label
 from poetmodel.planner import verify
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import CONSTRAINTS, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import LEAST_S, Rows, Stated, freed, stated_limits
@@ -22,6 +27,7 @@ from poetmodel.solver.sensitivity.remedies import LEAST_S, Rows, Stated, freed, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poetmodel.backends.standard_form import StandardForm
     from poetmodel.schedule import Schedule
 
 T = TypeVar("T")
@@ -82,6 +88,38 @@ def least(
     first, second = more[: len(more) // 2], more[len(more) // 2 :]
     needed = least(fails, [*kept, *first], second, asked=True)
     return [*least(fails, [*kept, *needed], first, asked=bool(needed)), *needed]
+
+
+def conflicting_rows(form: StandardForm, *, time_limit: float) -> list[int]:
+    """Return rows, ascending, that no values within the columns' bounds satisfy together.
+
+    Rows of a user are told apart, those that `build` states by their constraint. What was not
+    decided within the time limit [s] is kept; empty where that is whether all rows contradict.
+    """
+    ends_s = time.monotonic() + time_limit
+    groups: dict[Any, list[int]] = {}
+    for number, row in enumerate(form.rows):
+        stated = isinstance(row, Label)
+        key = (row.family, row.key[0] if row.family == CONSTRAINTS else None) if stated else number
+        groups.setdefault(key, []).append(number)
+
+    def fails(kept: list[Any]) -> bool:
+        rows = sorted(number for key in kept for number in groups[key])
+        left_s = min(ends_s - time.monotonic(), PART * time_limit)
+        part = replace(
+            form,
+            matrix=form.matrix[rows],
+            objective=np.zeros(form.n_columns),
+            row_lower=form.row_lower[rows],
+            row_upper=form.row_upper[rows],
+            rows=[form.rows[number] for number in rows],
+            layout=None,
+        )
+        return left_s > 0 and backend("highs").solve(part, Limits(time_s=left_s)).infeasible
+
+    keys = sorted(groups, key=lambda key: isinstance(key, int))  # what is stated first
+    conflict = least(fails, [], keys) if fails(keys) else []
+    return sorted(number for key in conflict for number in groups[key])
 
 
 def find_conflict(

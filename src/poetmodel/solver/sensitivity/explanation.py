@@ -10,9 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.errors import listed
+from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.conflict import find_conflict
+from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import (
     LEAST_S,
     LIMITS,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
-    from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
 
 
@@ -38,9 +39,15 @@ SHARE: Final = 0.2
 MOST_ROWS: Final = 5
 """Maximum number of user constraints that a sentence names."""
 UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
-WITHOUT_ADDED: Final = "without what was added to the model there is a schedule"
 CONFLICT_SHARE: Final = 0.5
 """Part of its time for finding which own constraints are in conflict."""
+_RULES: Final = {
+    "memory": "the RAM budget",
+    "storage": "the storage",
+    "energy_budget": "the energy budget",
+    **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
+}
+"""The limits that rows of a model state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,8 @@ class Explanation:
     """Limits that no schedule keeps whatever the others are, in words."""
     remedies: tuple[Remedy, ...]
     """Result of each change by itself."""
+    constraints: tuple[str, ...] = ()
+    """Names of constraints added to a model that contradict each other or the limits."""
     rows: tuple[str, ...] = ()
     """Names of the problem's own constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
@@ -89,6 +98,9 @@ class Explanation:
             names = f"{', '.join(some)} and {last}" if some else last
             names = f"{', '.join((*some, last))} and {more} more" if more > 0 else names
             yield f"constraint{'s' * bool(some)} {names} cannot be kept{beside}"
+        if self.constraints:
+            rows = listed(self.constraints)
+            yield f"these added constraints cannot hold{beside}: {rows}"
         yield from (remedy.sentence() for remedy in self.in_the_way)
         others = [remedy for remedy in self.remedies if not remedy.works]
         if not self.in_the_way and len(others) > 1 and all(r.works is False for r in others):
@@ -104,7 +116,7 @@ class Explanation:
             "sentences": list(self.sentences()),
             "obstacles": list(self.obstacles),
             "changes": [remedy.to_dict() for remedy in self.remedies],
-            "constraints": list(self.rows),
+            "constraints": [*self.constraints, *self.rows],
             "limits": list(self.limits),
         }
 
@@ -124,7 +136,7 @@ def explain_infeasible(
         With the proof that there is no schedule.
     model : ConcreteModel, optional
         The model that was solved, if one was: if the problem alone has a schedule, the answer is
-        that what was added to it is to blame.
+        which of the constraints added to it are in conflict.
     time_limit : float
         Wall time for all of it [s].
     threads : int
@@ -140,10 +152,9 @@ def explain_infeasible(
     ends_s = time.monotonic() + time_limit
     problem = result.problem
     if model is not None:
-        alone = solve(problem, time_limit=max(LEAST_S, time_limit / 2), gap=1.0, threads=threads)
-        if alone.schedule is not None:
-            notes = (WITHOUT_ADDED,)
-            return Explanation(reason=result.reason, obstacles=(), remedies=(), notes=notes)
+        added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
+        if added is not None:
+            return added
     conflict: list[Stated] | None = None
     irreducible = True
     if problem.constraints:
@@ -198,3 +209,42 @@ def _holds_gradient_at_floor(problem: Problem) -> bool:
     tensors = (*graph.inputs_of[floor.node], *graph.outputs_of[floor.node])
     largest = max(tensors, key=graph.tensor_bytes.__getitem__)
     return floor.node in updates or bool(updates.intersection(graph.users_of[largest]))
+
+
+def _conflict_of_added_rows(
+    result: SolveResult, model: pyo.ConcreteModel, *, ends_s: float, threads: int
+) -> Explanation | None:
+    """Explain a model whose problem has a schedule without what was added; None for others."""
+    from poetmodel.backends.compiler import compile_model
+    from poetmodel.model.arrays import Label
+
+    left_s = ends_s - time.monotonic()
+    without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
+    if without.schedule is None:
+        return None
+    form = compile_model(model)
+    left_s = max(LEAST_S, ends_s - time.monotonic())
+    conflict = conflicting_rows(form, time_limit=left_s)
+    added, others = [], []
+    for row in (form.rows[i] for i in conflict):
+        if not isinstance(row, Label):
+            added.append(row if isinstance(row, str) else row.name)
+        elif row.family == CONSTRAINTS:
+            others.append(f"constraint {row.key[0]!r}")
+        else:
+            others.append(_RULES.get(row.family, "the rules of execution"))
+    notes = ["without what was added to the model there is a schedule"]
+    if not added:
+        notes.append(
+            "which of the added constraints are to blame was not found in time"
+            if not conflict
+            else "no added constraint takes part: look at variables that are fixed or bounded"
+        )
+    return Explanation(
+        reason=result.reason,
+        obstacles=(),
+        remedies=(),
+        constraints=tuple(dict.fromkeys(added)),
+        limits=tuple(dict.fromkeys(others)),
+        notes=tuple(notes),
+    )
