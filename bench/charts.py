@@ -298,7 +298,7 @@ def _paint_compared(figure: Any, shown: Any) -> None:
 
 # -- figures of the paper --------------------------------------------------------------------------
 
-FIGURES: Final = ("figure2", "figure3", "figure4", "figure5")
+FIGURES: Final = ("figure2", "figure3", "figure4", "figure5", "table3")
 
 
 def overview() -> Chart:

@@ -22,7 +22,7 @@ RESULTS: Final = Path(__file__).resolve().parent / "results"
 CASES: Final = "cases"
 """Kind of the records of ``pytest bench``, whose files are named by their day alone."""
 ONE_PERCENT: Final = 0.01
-FORMER: Final = ("pofo", "swap-advisor")
+FORMER: Final = ("swap-advisor",)
 """Methods on record that the package no longer has."""
 
 # -- records ---------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "board-ways": steps.board_ways,
     "aifes": steps.aifes,
     "figure2": partial(_figure, "figure2", words=3),
+    "table3": partial(_figure, "table3", words=2),
     "solvers": _solvers,
     "solvers-readme": _solvers_readme,
     "models": steps.libraries,
@@ -151,7 +152,10 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
     "boards": steps.board_runs,
     "kernels": steps.kernels,
     "models": lambda: steps.models()[_MODELS],
-    **{name: partial(_figure_cells, name) for name in ("figure3", "figure4", "figure5", "solvers")},
+    **{
+        name: partial(_figure_cells, name)
+        for name in ("figure3", "figure4", "figure5", "table3", "solvers")
+    },
 }
 """What makes each table that is a file."""
 

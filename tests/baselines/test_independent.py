@@ -5,14 +5,16 @@ They share the simulator with the package, and the executor of a plan of gaps, b
 
 import itertools
 import math
+from functools import cache
 
 import pytest
 
 from kit.instances import random_training_graph, seeded
-from kit.worked import training_chain
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import recompute_once
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.paging import Gap, execute_gaps
+from poetmodel.baselines.pofo import pofo
 from poetmodel.baselines.saved_sets import min_cut
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
@@ -204,3 +206,104 @@ def test_minimum_cuts_are_as_good_as_those_by_trying_everything(seed):
         again_s = verify(problem, min_cut(problem)).simulation.compute_s - sum(time_s)
         due_s = min(able) - sum(time_s)
         assert due_s / CLOSE - 1e-9 <= again_s <= due_s * CLOSE + 1e-9
+
+
+# -- POFO (NeurIPS 2021, section 4) where transfers block the core ---------------------------------
+class OneActionEach:
+    """A chain of layers ``1..n``, in bytes and seconds: every choice of one action per layer."""
+
+    def __init__(self, sizes, forward, moves):
+        self.sizes, self.forward, self.moves = sizes, forward, moves
+        self.last = len(sizes) - 1
+        self.again = cache(self._again)
+
+    def gradient(self, s):
+        """Return the bytes of the gradient that comes into part `s`."""
+        return 1 if s <= self.last else 0
+
+    def part(self, s):
+        """Return what part `s` takes beside the state before it: its tape and two gradients."""
+        return self.sizes[s] + self.gradient(s + 1) + 1
+
+    def _again(self, s, t, room, has):
+        """Return the least time to recompute ``s..t`` for their parts by persistent checkpoints.
+
+        The state before `s` is beside the room. The state of `t` is in it where that is there.
+        """
+        beside = self.gradient(t + 1) + (self.sizes[t] if has else 0)
+        if s == t:
+            need = max(self.part(s), 0 if has else self.sizes[s] + beside)
+            return (0.0 if has else self.forward[s]) if room >= need else math.inf
+        best = math.inf
+        if room >= max(self.sizes[s] + beside, self.part(s)):
+            best = self.forward[s] + self.again(s + 1, t, room - self.sizes[s], has)
+        time_s, peak = 0.0, 0
+        for cut in range(s + 1, t + 1):
+            before = self.sizes[cut - 2] if cut - 1 > s else 0
+            peak = max(peak, before + self.sizes[cut - 1] + beside)
+            time_s += self.forward[cut - 1]
+            if room < peak:
+                break
+            behind = self.again(cut, t, room - self.sizes[cut - 1], has)
+            first = min(self.again(s, cut - 1, room, again) for again in (False, True))
+            best = min(best, time_s + behind + first)
+        return best
+
+    def least(self, ram):
+        """Return the least time beyond a single pass, infinite where nothing fits."""
+        return min(map(self.cost_within(ram), itertools.product("KORE", repeat=self.last - 1)))
+
+    def cost_within(self, ram):
+        """Return the cost of actions: keep, offload, recompute, and recompute as a run's end."""
+
+        def cost(actions):
+            if actions and actions[-1] == "R":
+                return math.inf
+            acts = ("K", *actions, "K")  # the sample stays; so does what the last layer makes
+            kept = self.sizes[0]
+            total, begin, state = 0.0, None, True
+            for s in range(1, self.last + 1):
+                before = 0 if state else self.sizes[s - 1]
+                if kept + before + self.sizes[s] > ram:
+                    return math.inf
+                act = acts[s]
+                if act in "RE":
+                    if begin is None:
+                        begin, entry = s, before if acts[s - 1] == "O" else 0
+                    state = False
+                    if act == "E":
+                        room = ram - kept - entry
+                        total += min(self.again(begin, s, room, has) for has in (False, True))
+                        kept, begin, state = kept + self.sizes[s], None, True
+                    continue
+                if acts[s - 1] == "R" or kept + before + self.part(s) > ram:
+                    return math.inf
+                if act == "K":
+                    kept, state = kept + self.sizes[s], True
+                else:
+                    total, state = total + self.moves[s], False
+            return total
+
+        return cost
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pofo_is_as_good_as_every_choice_of_actions(seed):
+    """Where transfers block the core: the same time as the best of all choices, to 5 %."""
+    rng = seeded(f"independent pofo/{seed}")
+    sizes = [rng.randint(1, 9) for _ in range(6)]
+    graph = training_chain(sizes, gradient_bytes=1, loss=False)
+    seconds = [rng.randint(1, 20) for _ in graph.nodes]
+    costs = chain_costs(graph, seconds=seconds, page_s=1, mode="blocking")
+    moves = [2.0 * size for size in sizes]
+    chain = OneActionEach(sizes, [float(s) for s in seconds[:6]], moves)
+    compared = 0
+    for ram in range(floor(graph).bytes, checkpoint_all_peak_bytes(graph) + 1):
+        problem = Problem(graph, costs, ram=ram, minimize="time")
+        expected = chain.least(ram)
+        if expected == math.inf:
+            continue
+        found = verify(problem, pofo(problem)).simulation.time_s - sum(seconds)
+        assert expected / CLOSE - 1e-9 <= found <= expected * CLOSE + 1e-9
+        compared += 1
+    assert compared

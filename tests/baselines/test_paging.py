@@ -318,7 +318,7 @@ def test_schedules_are_valid_with_the_stated_homes_or_refused(entry):
         resident = set(schedule.resident)
         assert resident == homes.get(entry.state_homes, resident)
         assert resident <= state
-    chains = ("griewank-walther", "rotor")
+    chains = ("griewank-walther", "rotor", "pofo")
     assert made > (0 if entry.name in chains else 5)
 
 

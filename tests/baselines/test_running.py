@@ -92,7 +92,7 @@ def test_options_of_the_solver_are_refused_where_there_is_none():
             run(problem_of("100%"), name, time_limit_s=5.0)
 
 
-@pytest.mark.parametrize("name", ["rotor", "griewank-walther"])
+@pytest.mark.parametrize("name", ["rotor", "pofo", "griewank-walther"])
 def test_forward_node_behind_a_backward_one_is_no_chain(name):
     """The method does not apply, and names the node."""
     chain = training_chain([300] * 4)
@@ -116,7 +116,7 @@ def test_time_limit_ends_every_method_with_its_reason(name):
     assert result.to_dict()["problem"]["time_limit_s"] == 1e-6
 
 
-OF_RULES = ("capuchin", "dtr-paging", "offload-all")
+OF_RULES = ("capuchin", "dtr-paging", "offload-all", "pofo")
 
 
 @pytest.mark.parametrize("name", HEURISTICS)

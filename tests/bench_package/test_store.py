@@ -289,5 +289,5 @@ def test_formulations_are_for_methods_that_solve():
     found = [(run.method, run.formulation) for run in entry.runs()]
     assert found == [("optimal", None), ("dtr", None), ("optimal", "compact")]
     assert entry.runs(quick=True) == ()
-    with pytest.raises(InputError, match="figure2, figure3, figure4, figure5, solvers"):
+    with pytest.raises(InputError, match="figure2, figure3, figure4, figure5, table3, solvers"):
         figure("figure6")

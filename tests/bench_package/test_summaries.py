@@ -59,6 +59,27 @@ def test_deadlines_maps_and_limits_have_rows_or_columns_of_their_own():
     assert (instances.heads[-2:], instances.rows[0][-1]) == (("solve", "gap at 1 s"), "50 %")
 
 
+def test_pofo_is_compared_at_its_budget_and_at_its_time():
+    """What is as quick with less RAM may be the optimum of a smaller budget."""
+    found = [
+        row("pofo", "50%", makespan_s=2.0, peak_ram_bytes=1000),
+        row("pofo", "70%", makespan_s=0.5),
+        without("not-applicable", "pofo", "90%"),
+        row(ram="30%", makespan_s=1.9, peak_ram_bytes=600),
+        row(ram="50%", makespan_s=1.5, peak_ram_bytes=900),
+        row(ram="70%", makespan_s=1.0, peak_ram_bytes=1100),
+    ]
+    (table,) = summary("table3", found)
+    assert len({len(line) for line in (table.heads, *table.rows)}) == 1
+    fifty, seventy, ninety = table.rows
+    assert fifty[0] == "50%"
+    assert "900 B" in fifty[4]
+    assert fifty[-2].startswith("600 B")
+    assert fifty[-1] == "40 % RAM, 5 % time"
+    assert seventy[-2:] == ("none", "")
+    assert ninety[:2] == ("90%", "-")
+
+
 def test_time_outs_of_solvers_stay():
     """They count with the time they took; an open gap is shown, a refusal is no time-out."""
 
@@ -125,6 +146,12 @@ def test_overheads_are_lines_along_the_budgets():
     first, second = panels("figure3", [*found, row(deadline="110%")])
     assert first.lines == (("optimal", ((50.0, 2.0), (70.0, 1.0))), ("dtr", ()))
     assert second.title == "m, d\ndeadline 110%"
+
+
+def test_peaks_and_times():
+    """Table 3 shows peak RAM against time."""
+    (panel,) = panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
+    assert panel.lines == (("pofo", ((2.0, 500.0),)),)
 
 
 def test_solved_cells_are_counted_along_the_time():

@@ -1,6 +1,6 @@
 """A training graph as a chain of steps that its backward pass goes through in reverse.
 
-Methods for chains (revolve, rotor) see the forward pass as steps ``1..L``, one after the
+Methods for chains (revolve, rotor, POFO) see the forward pass as steps ``1..L``, one after the
 other, each of which passes a *state* to the next. A step is what lies between two articulation
 points of the forward pass; on a plain chain it is one node. The backward pass is split likewise:
 part ``s`` reads the *tape* of step `s` (outputs of the step) and the state before it.

@@ -6,6 +6,7 @@ they differ in time and size.
 
 from __future__ import annotations
 
+import math
 from math import comb
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -148,7 +149,11 @@ def rotor(problem: Problem) -> Schedule:
     to a fourth above the budget, whose schedule keeps the budget in the simulator. The best
     schedule seen is returned. It takes time in proportion to ``L**3 * 500`` for `L` steps.
     """
-    table = ChainTable(problem)
+    return checkpointed(problem, ChainTable(problem))
+
+
+def checkpointed(problem: Problem, table: ChainTable) -> Schedule:
+    """Return the schedule of `rotor` by its table."""
     best = bisected(problem, table.schedule, table.budget, table.units)
     if best is None:
         raise MethodNotApplicableError(
@@ -174,9 +179,9 @@ class _Decision(NamedTuple):
 class ChainTable:
     """The dynamic program over steps ``0..L-1``."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
         self.chain = chain = ChainMemory(problem.graph)
-        times = problem.table.compute_time_s
+        times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
         self.forward_s = [sum(times[k] for k in chain.recomputed_nodes(s)) for s in steps]
         self.rest_s = [sum(times[k] for k in chain.nodes_beside_state(s)) for s in steps]
@@ -258,16 +263,20 @@ class ChainTable:
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.least_s[0, last, False][units]):
             return None
-        held, freed = self.decided(units)
+        held, freed = self.decided(0, last, units, frozenset(), kept=False)
         return self.chain.realize(held, freed=freed)
 
-    def decided(self, units: int) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the first contents of the parts of all steps, and the states freed."""
+    def decided(
+        self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
+    ) -> tuple[dict[int, frozenset[int]], set[int]]:
+        """Return the first contents of parts of steps `first` to `last`, and the states freed.
+
+        `outside` is held beside the steps; the state of the last step is there too if it is `kept`.
+        """
         steps = self.chain.steps
         held: dict[int, frozenset[int]] = {}
         freed: set[int] = set()
-        nothing: frozenset[int] = frozenset()
-        todo = [(0, len(steps) - 1, units, nothing, False)]
+        todo = [(first, last, units, outside, kept)]
         while todo:
             check_time_limit()
             s, t, m, beside, stays = todo.pop()
@@ -286,6 +295,28 @@ class ChainTable:
             todo.append((decision.cut, t, m - decision.held_units, beside | state, stays))
             todo.append((s, stored, m, beside, not again))
         return held, freed
+
+    def run_cost(self, first: int, last: int, room_bytes: int) -> float:
+        """Return the least time to recompute steps for their parts, the one behind them over [s].
+
+        It is infinite where the room is too little.
+        """
+        units = min(room_bytes // self.unit_bytes, self.units)
+        return math.inf if units < 0 else min(self._freed_or_kept(first, last, units))
+
+    def run(
+        self, first: int, last: int, room_bytes: int, outside: frozenset[int]
+    ) -> tuple[dict[int, frozenset[int]], set[int]]:
+        """Return the first contents of the parts of such a run, and the states that are freed."""
+        units = min(room_bytes // self.unit_bytes, self.units)
+        freed_s, kept_s = self._freed_or_kept(first, last, units)
+        held, freed = self.decided(first, last, units, outside, kept=bool(kept_s <= freed_s))
+        return held, freed | ({last} if kept_s > freed_s else set())
+
+    def _freed_or_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
+        """Return the least times where the state of the last step is freed, and where it stays."""
+        freed, kept = (self.least_s[first, last, kept] for kept in (False, True))
+        return float(freed[units]), float(kept[units])
 
     def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
         """Return the best first decision for steps ``s..t`` with `m` units."""

@@ -142,7 +142,7 @@ class StorageSpace:
 
 
 class Overhead(StrEnum):
-    """What an eviction is charged with: a rule of `capuchin`."""
+    """What an eviction is charged with: a rule of `capuchin` or `pofo`."""
 
     PUBLISHED = "published"
     """Time, of which computing hides what it can, as on the paper's machine."""

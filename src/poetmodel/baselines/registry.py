@@ -227,6 +227,21 @@ _ALL: Final = (
         recomputes=True,
     ),
     Method(
+        name="pofo",
+        summary="keep, recompute or offload each layer of a chain, transfers beside the computing",
+        source="Beaumont et al., Efficient combination of rematerialization and offloading, "
+        "NeurIPS 2021, section 4",
+        assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
+        "page-ins begin after it",
+        not_for=_NO_CHAIN,
+        home="poetmodel.baselines.pofo:pofo",
+        **_table_1("-++-"),
+        state_homes=StateHomes.EITHER,
+        pages=True,
+        recomputes=True,
+        variants=("published", "time", "energy"),
+    ),
+    Method(
         name="dtr",
         summary="evict online by cost over size times staleness, recompute on demand",
         source="Kirisame et al., DTR, ICLR 2021, section 4, and its simulator simrd",

@@ -51,7 +51,8 @@ def panels(
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
-    return tuple((_solved if name == "solvers" else overheads)(rows))
+    makers = {"solvers": _solved, "table3": _peaks_and_times}
+    return tuple(makers.get(name, overheads)(rows))
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
@@ -102,6 +103,26 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
             )
         )
     return tuple(shown)
+
+
+def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
+    for (model, device), rows in grouped(table, "model", "device").items():
+        lines = []
+        for (method, deadline), line in grouped(rows, "method", "deadline").items():
+            points = [
+                (row["peak_ram_bytes"] / 1024, 1000 * row["makespan_s"])
+                for row in line
+                if row["energy_j"] is not None
+            ]
+            limit = "" if deadline is None else f", deadline {deadline}"
+            lines.append((method + limit, tuple(sorted(points))))
+        yield Panel(
+            title=f"{model}, {device}",
+            x_name="peak RAM [KiB]",
+            y_name="time [ms]",
+            lines=tuple(lines),
+            scale="plain",
+        )
 
 
 def _solved(table: Sequence[Row]) -> Iterable[Panel]:

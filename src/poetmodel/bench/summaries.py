@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import NOT_APPLICABLE, NOT_INSTALLED, REFUSED
 from poetmodel.result import Status, Termination
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,7 @@ class Summary:
 
 def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Return the tables of a figure, of rows as `poetmodel.bench.tables.rows` gives them."""
-    makers = {"figure2": _by_map, "solvers": _solvers}
+    makers = {"figure2": _by_map, "table3": _pofo, "solvers": _solvers}
     return tuple(makers.get(name, _by_method)(rows))
 
 
@@ -130,6 +131,55 @@ def _by_map(rows: Sequence[Row]) -> Iterable[Summary]:
 
 def _count(count: int | None) -> str:
     return "-" if count is None else f"{count:,}"
+
+
+# -- POFO --------------------------------------------------------------------------------------
+
+
+def _pofo(table: Sequence[Row]) -> Iterable[Summary]:
+    """Yield how POFO and the optimum compare: at the same budget, and at the least as quick."""
+    for (model, device), rows in grouped(table, "model", "device").items():
+        best = [row for row in rows if row["method"] == "optimal" and row["energy_j"] is not None]
+        lines = []
+        for row in rows:
+            if row["method"] != "pofo":
+                continue
+            same = [other for other in best if other["ram"] == row["ram"] and not other["deadline"]]
+            if row["energy_j"] is None or not same:
+                lines.append((row["ram"], without(row), *[""] * 7))
+                continue
+            quick = [other for other in best if other["makespan_s"] <= row["makespan_s"]]
+            least = min(quick, key=lambda other: other["peak_ram_bytes"], default=None)
+            lines.append((row["ram"], *_figures(row), *_figures(same[0]), *_less(row, least)))
+        yield Summary(
+            title=f"POFO and the optimum: {model}, {device}",
+            heads=(
+                "RAM",
+                *(f"{who} {what}" for who in ("pofo", "optimal") for what in _POFO_FIGURES),
+                "least peak as quick",
+                "saves",
+            ),
+            rows=tuple(lines),
+            words=1,
+        )
+
+
+_POFO_FIGURES: Final = ("peak", "time", "overhead")
+
+
+def _figures(row: Row) -> tuple[str, str, str]:
+    return (
+        format_bytes(row["peak_ram_bytes"]),
+        format_seconds(row["makespan_s"]),
+        percent(overhead_ratio(row)),
+    )
+
+
+def _less(row: Row, least: Row | None) -> tuple[str, str]:
+    if least is None:
+        return "none", ""
+    ram, time = (1 - least[name] / row[name] for name in ("peak_ram_bytes", "makespan_s"))
+    return format_bytes(least["peak_ram_bytes"]), f"{percent(ram)} RAM, {percent(time)} time"
 
 
 # -- solvers -----------------------------------------------------------------------------------

@@ -290,7 +290,7 @@ class FigureOptions:
     name: str = options.argument(
         options.REQUIRED,
         "NAME",
-        "figure2, figure3, figure4, figure5: of the POET paper. solvers: HiGHS, SCIP "
+        "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
         "and Gurobi on two formulations.",
     )
     quick: bool = options.how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
