@@ -22,8 +22,6 @@ RESULTS: Final = Path(__file__).resolve().parent / "results"
 CASES: Final = "cases"
 """Kind of the records of ``pytest bench``, whose files are named by their day alone."""
 ONE_PERCENT: Final = 0.01
-FORMER: Final = ("swap-advisor",)
-"""Methods on record that the package no longer has."""
 
 # -- records ---------------------------------------------------------------------------------------
 
@@ -47,8 +45,6 @@ def load(kind: str) -> pd.DataFrame:
     found = []
     for record in records(kind):
         cell = record.get("cell", {})
-        if cell.get("method") in FORMER:
-            continue
         facts = {"gap": record.get("gap"), "kind": cell.get("kind", record["kind"])}
         found.append({**cell, **record, **facts})
     return pd.DataFrame(found)
@@ -58,7 +54,6 @@ def figure_records(name: str) -> list[Record]:
     """Return the records of a figure of the paper, by problem, method and budget."""
     path = RESULTS / "figures" / f"{name}.jsonl"
     found = RecordFile(path, lambda record: str(record["key"])).records()
-    found = [record for record in found if record["cell"]["method"] not in FORMER]
     groups = list(dict.fromkeys(map(_figure_group, found)))
     methods = method_names()
 

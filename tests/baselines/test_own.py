@@ -182,7 +182,7 @@ def test_unknown_name_lists_own_methods():
     ``@pm.method`` alone says what it needs.
     """
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
-    with pytest.raises(InputError, match=r"zero-offload, mine, or FILE\.py:FUNCTION"):
+    with pytest.raises(InputError, match=r"swap-advisor, mine, or FILE\.py:FUNCTION"):
         method("yours")
     with pytest.raises(InputError, match="give it a name"):
         pm.method(checkpoint_all)

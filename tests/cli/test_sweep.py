@@ -108,7 +108,7 @@ def test_ended_sweep_is_resumed(blow):
     out = Path("sweep")
     arguments = ["sweep", "resnet18-cifar", "--devices", "rpi4b"]
     arguments += ["--ram", "72%,74%,76%,78%,80%,82%,84%"]
-    arguments += ["--methods", "dtr-paging,dtr", "--out", str(out)]
+    arguments += ["--methods", "swap-advisor,dtr", "--out", str(out)]
     command = [sys.executable, "-m", "poetmodel", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     records = out / "cells.jsonl"
@@ -134,7 +134,7 @@ def test_ended_sweep_is_resumed(blow):
 def test_sweeps_of_one_folder_share_the_work():
     """Two at the same time: each cell is solved once, and both end with all of them."""
     arguments = ["sweep", "mlp", "resnet18-cifar", "--devices", "rpi4b", "--quiet", "--json"]
-    arguments += ["--ram", "75%,80%,85%,90%", "--methods", "dtr-paging,dtr", "--cold"]
+    arguments += ["--ram", "75%,80%,85%,90%", "--methods", "swap-advisor,dtr", "--cold"]
     command = [sys.executable, "-m", "poetmodel", *arguments, "--out", str(Path("sweep"))]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

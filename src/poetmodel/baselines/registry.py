@@ -309,6 +309,17 @@ _ALL: Final = (
         state_homes=StateHomes.STORAGE,
         pages=True,
     ),
+    Method(
+        name="swap-advisor",
+        summary="search over sets of tensors to swap",
+        source="Huang et al., SwapAdvisor, ASPLOS 2020, section 4, doi 10.1145/3373376.3378530",
+        assumptions="a genetic search with a fixed seed",
+        not_for=_NO_STORAGE,
+        home="poetmodel.baselines.swap_advisor:swap_advisor",
+        **_table_1("+++-"),
+        state_homes=StateHomes.EITHER,
+        pages=True,
+    ),
 )
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType({entry.name: entry for entry in _ALL})
