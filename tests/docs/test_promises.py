@@ -25,7 +25,6 @@ FILES = {
     "poetmodel-schedule": "schedule/relations.py",
     "poetmodel-plan": "plan/program.py",
     "poetmodel-step": "export/io.py",
-    "poetmodel-compiled-step": "report/step_file.py",
     "poetmodel-export": "export/folder.py",
 }
 """The module that states the newest version of each format."""

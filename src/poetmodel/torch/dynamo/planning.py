@@ -12,7 +12,7 @@ from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.planner import checked_plan, verify
+from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal, unit_remark
 from poetmodel.result import Status
@@ -412,20 +412,9 @@ def _too_little(
 def write_page(path: str | Path, planned: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import Sources, Subject, document_of
+    from poetmodel.report.subject import solved_subject
 
     check_report(path)
-    problem = planned.result.problem
-    document = document_of(planned.result)
-    subject = Subject(
-        label="A",
-        sources=Sources(schedule=planned.record.name, graph=planned.record.name),
-        document=document,
-        schedule=document.schedule,
-        problem=problem,
-        costs=problem.costs,
-        verdict=verify(problem, document.schedule, stated=document.stated),
-        plan=planned.plan,
-        check=planned.check,
-    )
+    name, plan, check = planned.record.name, planned.plan, planned.check
+    subject = solved_subject(planned.result, name=name, plan=plan, check=check)
     write_report(path, [subject])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import GraphError
-from poetmodel.graph.structure import Graph, Node, Phase, operation
+from poetmodel.graph.structure import Graph, Node, operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-LEAST_NODES: Final = 4
 WIDTHS: Final = (0.25, 0.45)
 """Range of the width factor: that of the published graphs, about."""
 VARIATION: Final = 0.75
@@ -33,26 +30,12 @@ UNIT_BYTES: Final = 1024
 """Bytes of one unit of memory [B]."""
 
 
-def random_layered(n: int = 100, seed: int = 0, *, backward: bool = False) -> Graph:
+def random_layered(n: int, seed: int) -> Graph:
     """Return a random layered graph: one source, layers of random sizes, one sink.
 
     Neighbouring layers are joined at random, and further edges skip layers. Durations are uniform,
-    sizes exponential; nothing is a backward pass unless one is requested, and the order of
-    execution is random too. The same numbers give the same graph on every machine.
-
-    Parameters
-    ----------
-    n : int, optional
-        Nodes, 4 or more.
-    seed : int, optional
-        Seed of all random choices, 0 or more.
-    backward : bool, optional
-        Whether to add a backward pass, which makes a training graph of ``2 n - 1`` nodes.
-
-    Raises
-    ------
-    GraphError
-        If a number is out of its range.
+    sizes exponential; nothing is a backward pass, and the order of execution is random too. The
+    same numbers give the same graph on every machine.
 
     Notes
     -----
@@ -65,33 +48,12 @@ def random_layered(n: int = 100, seed: int = 0, *, backward: bool = False) -> Gr
     have no units there. Here they are FLOP and bytes, so that the energy of a recomputation is in
     proportion to its time on a device whose energy depends on FLOP alone.
 
-    With `backward` the source is the sample and the sink the loss. Reverse-mode differentiation
-    goes through the nodes in reverse: the gradient of a tensor has its size, and reads the gradient
-    and the inputs of each node that has read the tensor. A node's backward pass takes twice the
-    FLOP of the node, in equal shares for its inputs.
-
     References
     ----------
     Bartan, Li, Teague, Lott, Dilkina, Moccasin: Efficient tensor rematerialization for neural
     networks, ICML 2023, arXiv:2304.14463; their graphs are made as in Gagrani et al., Neural
     topological ordering for computation graphs, NeurIPS 2022, arXiv:2207.05899, appendix A.
-
-    Examples
-    --------
-    >>> graph = random_layered(100, seed=3)
-    >>> len(graph.nodes), graph.nodes[0].inputs
-    (100, ())
-    >>> len(random_layered(100, seed=3, backward=True).nodes)
-    199
     """
-    numbers: tuple[tuple[str, object, int], ...] = (("n", n, LEAST_NODES), ("seed", seed, 0))
-    faults = [
-        f"{name}: expected a whole number from {least}, got {value!r}"
-        for name, value, least in numbers
-        if not isinstance(value, int) or isinstance(value, bool) or value < least
-    ]
-    if faults:
-        raise GraphError(faults)
     chance = random.Random(f"{n} {seed}")  # noqa: S311 (no secret)
     layers = _layers(chance, n)
     inputs: list[set[int]] = [set() for _ in range(n)]
@@ -99,12 +61,7 @@ def random_layered(n: int = 100, seed: int = 0, *, backward: bool = False) -> Gr
         _join(chance, before, after, inputs)
     _skip(chance, layers, inputs)
     ordered = _in_random_order(chance, inputs)
-    nodes = tuple(_nodes(chance, ordered))
-    if backward:
-        return Graph(
-            name=f"random-training-{n}-{seed}", nodes=(*_forward(nodes), *_backward(nodes))
-        )
-    return Graph(name=f"random-layered-{n}-{seed}", nodes=nodes)
+    return Graph(name=f"random-layered-{n}-{seed}", nodes=tuple(_nodes(chance, ordered)))
 
 
 def _layers(chance: random.Random, n: int) -> list[range]:
@@ -176,30 +133,4 @@ def _nodes(chance: random.Random, inputs: Sequence[set[int]]) -> Iterator[Node]:
             inputs=tuple(f"v{i}" for i in sorted(read)),
             flops=0 if k in ends else chance.randint(1, LONGEST) * UNIT_FLOPS,
             bytes_moved=0,
-        )
-
-
-def _forward(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield the nodes with their phases: sample, forward pass, loss."""
-    for k, node in enumerate(nodes):
-        phase = Phase.INPUT if k == 0 else Phase.LOSS if k == len(nodes) - 1 else Phase.FORWARD
-        yield replace(node, phase=phase, recomputable=k > 0)
-
-
-def _backward(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield the gradients of all tensors but the sample's, the loss's first."""
-    readers: dict[str, list[Node]] = {node.name: [] for node in nodes}
-    for node in nodes:
-        for name in node.inputs:
-            readers[name].append(node)
-    for node in reversed(nodes[1:]):
-        after = readers[node.name]
-        read = {name: None for reader in after for name in (f"d{reader.name}", *reader.inputs)}
-        yield operation(
-            f"d{node.name}",
-            output_bytes=node.output_bytes,
-            inputs=tuple(read) or (node.name,),
-            flops=sum(2 * reader.flops // len(reader.inputs) for reader in after),
-            bytes_moved=0,
-            phase=Phase.BACKWARD.value,
         )
