@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
-from poetmodel.heuristics.repair import Repair, RepairStyle
+from poetmodel.heuristics.repair import Obstacle, Repair, RepairStyle
 from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class _Trajectory:
 
     partial: PartialSchedule
     style: RepairStyle
+    obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
+    """Of its repairs."""
     current: Score = WORST
     best: Score = WORST
     idle: int = 0
@@ -190,6 +192,7 @@ class LargeNeighbourhoodSearch:
             rng=rng,
             until_s=self.until_s,
             style=trajectory.style,
+            obstacles=trajectory.obstacles,
         )
         fits = repair.fit()
         if not fits and self.objective.rows is not None and trajectory.current.excess > 0:
