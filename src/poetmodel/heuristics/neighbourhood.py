@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
 from poetmodel.heuristics.repair import Obstacle, Repair, RepairStyle
-from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration, restorations_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,6 +71,21 @@ class _Trajectory:
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
         return self.best.value > best.value * (1 + ACCEPTED_DISTANCE)
+
+
+def improved(
+    problem: Problem, schedule: Schedule, *, most_s: float, seed: int = 0
+) -> Schedule | None:
+    """Return the best schedule that a search from one for this much RAM or more finds in a time.
+
+    None if it finds none.
+    """
+    search = LargeNeighbourhoodSearch(problem, seed=seed)
+    search.until_s = time.monotonic() + most_s
+    search.consider(restorations_of(problem.graph, schedule))
+    while time.monotonic() < search.until_s and search.best != WORST:
+        search.iterate()
+    return search.schedule()
 
 
 class LargeNeighbourhoodSearch:

@@ -13,12 +13,15 @@ from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
+from poetmodel.heuristics.neighbourhood import improved
 from poetmodel.placement import place
 from poetmodel.plan.arena import ALIGNMENT, Arena, aligned, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
+from poetmodel.solver.lazy.params import LazyParams
+from poetmodel.solver.outcome import accepted
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, format_seconds
 
@@ -246,7 +249,10 @@ class _FittingSearch:
         cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
         if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
             return Fitted(first, plan, arena)
-        result = self._solved(self.problem, 1.0, start=first.schedule)
+        if self._is_wide(first):
+            result = self._searched(first, self.problem, 1.0)
+        else:
+            result = self._solved(self.problem, 1.0, start=first.schedule)
         first = _judged(
             replace(
                 first,
@@ -296,11 +302,34 @@ class _FittingSearch:
 
     def _from(self, first: SolveResult, less: Problem) -> SolveResult:
         """Solve with less RAM, from what the first solve has reached if it was cut short."""
-        start = None
-        if first.method == "optimal" and first.termination == Termination.TIME_LIMIT:
-            most_s = min(QUICK_S, self.clock.remaining_s() / 4)
-            start = _refitted(less, first.require_schedule(), most_s=most_s)
+        if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
+            return self._solved(less, 1 / 2)
+        if self._is_wide(first):
+            return self._searched(first, less, 1 / 2)
+        most_s = min(QUICK_S, self.clock.remaining_s() / 4)
+        start = _refitted(less, first.require_schedule(), most_s=most_s)
         return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
+
+    def _is_wide(self, first: SolveResult) -> bool:
+        """Whether a solve was so far from its proof that a search alone gains more by another."""
+        wide = (first.gap or 0.0) > LazyParams().wide_gap_ratio
+        return wide and not self.problem.is_overlapping
+
+    def _searched(self, first: SolveResult, stated: Problem, ratio: float) -> SolveResult:
+        """Search from the schedule of a solve for one of a problem, within a share of the time.
+
+        The bound of less RAM is that of no other problem: nothing of it is proved.
+        """
+        most_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
+        found = None
+        with limited(most_s + QUICK_S), suppress(TimeLimitError):
+            seed = self.options.get("seed", 0)
+            found = improved(stated, first.require_schedule(), most_s=most_s, seed=seed)
+        known = accepted(stated, found)
+        result = replace(first, problem=stated, build_s=0.0, solve_s=0.0)
+        if known is None:
+            return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
+        return replace(result, schedule=known.schedule, simulation=known.simulation)
 
     def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
         """Plan a schedule within a budget, and place it."""
