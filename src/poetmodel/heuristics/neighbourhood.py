@@ -38,6 +38,8 @@ farther from the best of all is behind."""
 IDLE_ITERATIONS: Final = 100
 """Iterations without gain after which a trajectory that is behind goes on from the best of all. A
 repair that does not fit counts as half of them."""
+MOST_IDLE: Final = 10 * IDLE_ITERATIONS
+"""Iterations without gain after which a search on its own ends."""
 PENALTY_FACTOR: Final = 1.1
 """By how much the penalty rises while limits are exceeded and falls while they are kept."""
 
@@ -76,15 +78,15 @@ class _Trajectory:
 def improved(
     problem: Problem, schedule: Schedule, *, most_s: float, seed: int = 0
 ) -> Schedule | None:
-    """Return the best schedule that a search from one for this much RAM or more finds in a time.
+    """Return the best schedule that a search finds from one for as much RAM or more, or None.
 
-    None if it finds none.
+    It ends after `most_s`, or once many iterations have brought nothing [s].
     """
-    search = LargeNeighbourhoodSearch(problem, seed=seed)
+    search, idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = time.monotonic() + most_s
     search.consider(restorations_of(problem.graph, schedule))
-    while time.monotonic() < search.until_s and search.best != WORST:
-        search.iterate()
+    while search.best != WORST and idle < MOST_IDLE and time.monotonic() < search.until_s:
+        idle = 0 if search.iterate() else idle + 1
     return search.schedule()
 
 

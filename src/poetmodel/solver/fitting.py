@@ -110,9 +110,10 @@ def fit_arena(
     gave a block too large are tried by halves.
 
     The first solve gets three fifths of the time. If its block fits, what is left goes into a
-    better schedule; if not, each further solve gets half of what is left. A plan and its addresses
-    are made in any case; they are improved as long as there is time. If none fits by then, a greedy
-    schedule with clearly less RAM is the answer.
+    better schedule; if not, each further solve gets half of what is left, and is a search alone
+    where the first one was cut short with a wide gap. A plan and its addresses are made in any
+    case; they are improved as long as there is time. If none fits by then, a greedy schedule with
+    clearly less RAM is the answer.
     """
     check_alignment(alignment)
     mode, clock = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -249,10 +250,7 @@ class _FittingSearch:
         cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
         if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
             return Fitted(first, plan, arena)
-        if self._is_wide(first):
-            result = self._searched(first, self.problem, 1.0)
-        else:
-            result = self._solved(self.problem, 1.0, start=first.schedule)
+        result = self._solved(self.problem, 1.0, start=first.schedule)
         first = _judged(
             replace(
                 first,
@@ -304,29 +302,23 @@ class _FittingSearch:
         """Solve with less RAM, from what the first solve has reached if it was cut short."""
         if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
             return self._solved(less, 1 / 2)
-        if self._is_wide(first):
-            return self._searched(first, less, 1 / 2)
+        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not less.is_overlapping:
+            return self._searched(first, less)
         most_s = min(QUICK_S, self.clock.remaining_s() / 4)
         start = _refitted(less, first.require_schedule(), most_s=most_s)
         return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
 
-    def _is_wide(self, first: SolveResult) -> bool:
-        """Whether a solve was so far from its proof that a search alone gains more by another."""
-        wide = (first.gap or 0.0) > LazyParams().wide_gap_ratio
-        return wide and not self.problem.is_overlapping
+    def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
+        """Search with less RAM, from what the first solve has reached, for half of the time left.
 
-    def _searched(self, first: SolveResult, stated: Problem, ratio: float) -> SolveResult:
-        """Search from the schedule of a solve for one of a problem, within a share of the time.
-
-        The bound of less RAM is that of no other problem: nothing of it is proved.
+        A bound would be that of less RAM, which is of no use.
         """
-        most_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
-        found = None
+        most_s = max((self.clock.remaining_s() - self.placing_s) / 2, 1e-3)
+        schedule, seed = None, self.options.get("seed", 0)
         with limited(most_s + QUICK_S), suppress(TimeLimitError):
-            seed = self.options.get("seed", 0)
-            found = improved(stated, first.require_schedule(), most_s=most_s, seed=seed)
-        known = accepted(stated, found)
-        result = replace(first, problem=stated, build_s=0.0, solve_s=0.0)
+            schedule = improved(less, first.require_schedule(), most_s=most_s, seed=seed)
+        known = accepted(less, schedule)
+        result = replace(first, problem=less, build_s=0.0, solve_s=0.0)
         if known is None:
             return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
         return replace(result, schedule=known.schedule, simulation=known.simulation)
