@@ -154,14 +154,16 @@ NETWORKS: Final = {
     "resnet8": "",
     "mobilenetv1-vww": ", 96 x 96",
     "mobilenetv2-035": ", 48 x 48",
+    "mobilenetv2-035-96": ", 96 x 96",
+    "mobilenetv2-035-128": ", 128 x 128",
     "resnet8-thin": "",
     "lenet": "",
     "bert-block": "",
 }
 """Exported networks in the order of tables, with what their names do not say."""
 PLACES: Final = (
-    ("nrf52840", None), ("nano33ble", None), ("stm32f746", "256KiB"), ("stm32f746", None),
-    ("rp2350", "512KiB"), ("stm32h743", None),
+    ("nrf52840", "128KiB"), ("nrf52840", None), ("nano33ble", None), ("stm32f746", "128KiB"),
+    ("stm32f746", "256KiB"), ("stm32f746", None), ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and how much of their RAM may be taken; None: all of it."""
 README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035")
@@ -249,6 +251,7 @@ def boards() -> str:
     lines = [
         (named(network), *(verdict(runs.get((network, *place))) for place in PLACES))
         for network in NETWORKS
+        if any((network, *place) in runs for place in PLACES)
     ]
     return figures(lines, ("network", *heads), words=len(heads) + 1)
 
@@ -292,7 +295,7 @@ def boards_readme() -> str:
 def board_ways() -> str:
     """Return RAM and instructions of keep-all and of the last layer alone."""
     lines, ways = [], (_keep_all(), _keep_all("last layer"))
-    for network in NETWORKS:
+    for network in filter(ways[0].__contains__, NETWORKS):
         cells = []
         for runs in ways:
             run = runs[network]
