@@ -262,6 +262,30 @@ def test_numbers_that_updates_multiply_with_count(name):
     assert step.verify().heap_peak_bytes <= step.compiled.peak_bytes == step.budget_bytes
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Muon(p, lr=0.1),
+        lambda p: torch.optim.Muon(p, lr=0.1, nesterov=False, adjust_lr_fn="match_rms_adamw"),
+        OPTIMIZERS["adam, fused"],
+        OPTIMIZERS["sgd, fused"],
+    ],
+    ids=["muon", "muon, plain", "adam, fused", "sgd, fused"],
+)
+def test_what_kernels_of_updates_take_counts(make):
+    """Matrices in half precision, and copies of gradients that lie as a transposed parameter."""
+    model = nn.Sequential(nn.Linear(16, 64, bias=False), nn.ReLU(), nn.Linear(64, 24, bias=False))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.t().contiguous().t()
+    own = model, nn.functional.mse_loss, (torch.randn(4, 16), torch.randn(4, 24))
+    twins = Twins(own, make)
+    step = twins.compiled()
+    certificate = step.verify()
+    assert certificate.equal
+    assert certificate.heap_peak_bytes <= step.compiled.peak_bytes <= step.budget_bytes
+    assert not twins.trained(step)
+
+
 def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient():
     """It is multiplied with where the gradient lies, in place."""
     layers = [layer for _ in range(4) for layer in (nn.Tanh(), nn.Dropout(0.5))]
