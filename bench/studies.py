@@ -22,6 +22,7 @@ STUDIES: Final = {
     "aifes": "mcu.aifes:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",
+    "library": "pytorch.compare:LIBRARY",
     "coverage": "pytorch.coverage:STUDY",
 }
 """Where each study is. Those from ``mcu`` on need PyTorch."""

@@ -396,7 +396,7 @@ def enough_of(case, **options):
         step(*case.batch)
     inner = refused.value.inner_exception
     assert isinstance(inner, BudgetError)
-    told = r"ram: 1 B is too little for graph 0: (?:the least is )?ram=(\d+)\b.*"
+    told = r"ram: 1 B is too little for graph 0.*?: (?:the least is )?ram=(\d+)\b.*"
     return int(re.fullmatch(told, str(inner))[1])
 
 
@@ -450,7 +450,7 @@ def test_a_known_graph_is_not_solved_again(tmp_path, monkeypatch):
     torch._dynamo.reset()
     assert same(trained(model, step, case.batch), case.eager())
     assert not solves
-    assert [record.name for record in back.plans] == ["graph 0", "graph 1"]
+    assert [record.name.partition(",")[0] for record in back.plans] == ["graph 0", "graph 1"]
     records = [replace(record, solve_s=0.0, name="") for record in (*first.plans, *back.plans)]
     assert records[1:] == records[:1] * 2
 

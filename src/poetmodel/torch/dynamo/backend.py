@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -52,8 +53,14 @@ EAGER, INDUCTOR = "eager", "inductor"
 """Whose kernels a graph can run."""
 _PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
 """Devices of PyTorch, which a device here may be mistaken for."""
-_LOCAL: Final = re.compile(r"^[LG]\['(\w+)'\]")
+_LOCAL: Final = re.compile(r"^[LG]\['(?:kwargs'\]\[')?(\w+)'\]")
 """What Dynamo calls a local or global name."""
+_OF_MODULE: Final = re.compile(r"\._(modules|parameters|buffers)\[")
+"""What is in its name for a tensor that a module has."""
+_WRAPPED: Final = ("self", "fn", "captured")
+"""What a function calls the module that it calls."""
+_SHOWN: Final = 3
+"""Inputs that the name of a graph has."""
 _NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
 """Back ends that were asked for by name, with their options."""
 
@@ -336,7 +343,7 @@ class Backend(GraphPlanner):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
-        with self.first_call(inputs) as call:
+        with self.first_call(inputs, title=self._title(module, inputs)) as call:
             if self._wanted.outside != AUTO:
                 return self._compiled(module, inputs, self._compiler, **options)
             number, is_first = len(self._planned), call.function not in self._first_bytes
@@ -365,13 +372,23 @@ class Backend(GraphPlanner):
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
-        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
-            source = getattr(getattr(node, "_dynamo_source", None), "name", "")
-            self._names[number] = _LOCAL.sub(r"\1", str(source() if callable(source) else source))
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
             return cast("Callable[..., Any]", compile_(module, inputs, **options))
+
+    def _title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+        """Return which function a graph is of, and the shapes of its first inputs."""
+        shapes = []
+        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+            source = getattr(getattr(node, "_dynamo_source", None), "name", "")
+            name = str(source() if callable(source) else source)
+            self._names[number] = _LOCAL.sub(r"\1", name)
+            if not _OF_MODULE.search(name) and isinstance(inputs[number], torch.Tensor):
+                shapes.append(f"{self._names[number]} {'x'.join(map(str, inputs[number].shape))}")
+        more = ", ..." if len(shapes) > _SHOWN else ""
+        given = f" of {', '.join(shapes[:_SHOWN])}{more}" if shapes else ""
+        return f", {_function()}{given}"
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
@@ -407,11 +424,29 @@ class Backend(GraphPlanner):
         return self._compiler(_make_graph_module(module, graph))
 
 
-def require_one_graph() -> None:
-    """Raise unless ``torch.compile`` refuses graph breaks."""
+def _translator() -> Any:
+    """Return what captures a function now; None where nothing does."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    return getattr(InstructionTranslator, "current_tx", lambda: None)()
+
+
+def _function() -> str:
+    """Return the name of the function that is captured, or of the module that it calls."""
+    translator = _translator()
+    if translator is None:
+        return "a function"
+    found = (translator.f_locals.get(name) for name in _WRAPPED)
+    module = next((value for value in found if isinstance(value, torch.nn.Module)), None)
+    if module is not None:
+        return type(module).__name__
+    code = translator.f_code
+    return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def require_one_graph() -> None:
+    """Raise unless ``torch.compile`` refuses graph breaks."""
+    translator = _translator()
     if translator is not None and not translator.one_graph:
         raise CaptureError(
             "the saved tensors of several graphs add up, and what is between graphs has no budget: "

@@ -266,7 +266,7 @@ class InductorBackend(Backend):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
-        with self.first_call(inputs):
+        with self.first_call(inputs, title=self._title(module, inputs)):
             return self._measured(module, inputs)
 
     def _measured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:

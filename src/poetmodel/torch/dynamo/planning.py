@@ -60,6 +60,7 @@ class PlanRecord:
     """How one captured graph keeps its budget. All bytes are those of PyTorch's allocator."""
 
     name: str
+    """Its number, its function, and the shapes of inputs."""
     ram_budget_bytes: int
     predicted_peak_bytes: int
     """The highest total of what the graph allocates: at most the budget [B]."""
@@ -175,6 +176,8 @@ class FirstCall:
 
     function: Hashable
     """Identifies the function among those of a back end."""
+    title: str = ""
+    """What the names of its graphs end with."""
     first_bytes: dict[Hashable, int]
     """The keep-all peak of the first shape of each function [B]."""
     until_s: float
