@@ -406,6 +406,21 @@ def test_regions_keep_budgets_of_their_own():
     assert results["both"] < min(results["modules"], results["block"]) < results["none"]
 
 
+def test_a_large_graph_has_a_bound_of_what_is_computed_again():
+    """And a schedule that keeps its regions, found without a model of its rows."""
+    torch._dynamo.reset()
+    model = TwoParts()
+    model.encoder = network(30, 32)[:-1]
+    back = pmt.backend(
+        "100%", cache=False, regions={"encoder.*": "50%"}, device="rpi4b", time_limit=2
+    )
+    run = torch.compile(model, backend=back, fullgraph=True, dynamic=False)
+    run(torch.randn(256, 32)).backward()
+    (record,) = back.plans
+    assert record.recomputed > 0
+    assert record.gap < 0.5
+
+
 def test_a_region_has_what_regions_inside_of_it_make():
     """Of each name one budget, whichever is the innermost."""
     x = torch.randn(256, 32)
