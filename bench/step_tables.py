@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- compiled steps --------------------------------------------------------------------------------
 
-OWN: Final = ("both", "recompute", "paging", "keep-all", "fused")
+OWN: Final = ("both", "recompute", "paging", "keep-all", "backend", "fused")
 """Kinds of compiled steps; all others are peers."""
 
 
@@ -136,6 +136,49 @@ def fused() -> str:
     heads = ("network", "stock's peak", "least run at", "within budget", "stock's bits",
              "processor over stock's, equal peak", "worst")  # fmt: skip
     return figures(lines, heads)
+
+
+WAYS: Final = {
+    "eager": "eager",
+    "checkpoint": "checkpointing of blocks",
+    "selective": "selective checkpointing",
+    "memory-budget": "`activation_memory_budget`",
+    "stock": "Inductor",
+}
+"""What tables call the peers of the back end."""
+
+
+def library() -> str:
+    """Return a row for each peer on networks of libraries, and the back end at its peak."""
+    runs = training("library")
+    own = runs[runs.own].set_index(["network", "peer", "share"])
+    lines = []
+    for peer in runs[~runs.own & runs.ran].itertuples():
+        share = "" if pd.isna(peer.share) else f" {peer.share:g}"
+        key = (peer.network, peer.method, peer.share)
+        ours = next((own.loc[[each]].iloc[0] for each in own.index if _same(each, key)), None)
+        cells = ("-",) * 4
+        if ours is not None:
+            why = "not found in time" if "in time" in str(ours.reason) else "refused"
+            cells = _library_cells(ours) if ours.ran else (why, *("-",) * 3)
+        way = WAYS[peer.method] + share
+        lines.append((code(peer.network), way, *_library_cells(peer), *cells))
+    heads = ("network", "way", "peak", "step", "first call", "bits",
+             "ours: peak", "step", "first call", "bits")  # fmt: skip
+    return figures(lines, heads, words=2)
+
+
+def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Return whether keys are equal, or both lack a number."""
+    pairs = zip(first, second, strict=True)
+    return all(a == b or (pd.isna(a) and pd.isna(b)) for a, b in pairs)
+
+
+def _library_cells(run: Any) -> tuple[str, str, str, str]:
+    """Return peak, processor time of a step over the reference's, that of a first call, bits."""
+    first = seconds_text(run.first_processor_s)
+    bits = "equal" if run.equal else "others"
+    return bytes_text(run.peak), f"{run.processor:.2f}", first, bits
 
 
 def training_runs(kind: str) -> pd.DataFrame:
