@@ -468,8 +468,55 @@ RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
 """The optimizers whose updates can be traced, with their rules; subclasses have none."""
 
 
-def rules_of(optimizer: torch.optim.Optimizer) -> list[tuple[Rule, list[torch.Tensor]]]:
+class Optimizers:
+    """Several optimizers that update parameters of their own, as one.
+
+    Parameters
+    ----------
+    given : sequence of torch.optim.Optimizer
+        Such as one for matrices and one for all else.
+    """
+
+    def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
+        self.given = tuple(given)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all of them."""
+        return [group for each in self.given for group in each.param_groups]
+
+    def step(self) -> None:
+        """Update all parameters."""
+        for each in self.given:
+            each.step()
+
+    def zero_grad(self) -> None:
+        """Take all gradients away."""
+        for each in self.given:
+            each.zero_grad()
+
+    @classmethod
+    def of(cls, optimizer: Any) -> Any:
+        """Return one optimizer for several."""
+        return cls(optimizer) if isinstance(optimizer, list | tuple) else optimizer
+
+
+def each_of(optimizer: Any) -> tuple[Any, ...]:
+    """Return the optimizers that one is made of."""
+    return optimizer.given if isinstance(optimizer, Optimizers) else (optimizer,)
+
+
+def owner_of(optimizer: Any, parameter: torch.Tensor) -> Any:
+    """Return which of the optimizers updates a parameter; the first one if none does."""
+    own = each_of(optimizer)
+    found = (o for o in own if any(p is parameter for g in o.param_groups for p in g["params"]))
+    return next(found, own[0])
+
+
+def rules_of(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
     """Return the rule and the parameters of each group; none of an optimizer without a rule."""
+    if isinstance(optimizer, Optimizers):
+        return [rule for each in optimizer.given for rule in rules_of(each)]
     kind = RULES.get(type(optimizer))
     if kind is None:
         return []
@@ -501,6 +548,13 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
 
 def optimizer_faults(optimizer: object) -> Iterator[str]:
     """Yield why the updates of an optimizer cannot be traced, whatever its model is."""
+    if isinstance(optimizer, Optimizers):
+        for each in optimizer.given:
+            yield from optimizer_faults(each)
+        every = [id(p) for _, own in rules_of(optimizer) for p in own]
+        if len(set(every)) < len(every):
+            yield "a parameter is in two of them; give it to one"
+        return
     kind = type(optimizer)
     if kind is torch.optim.LBFGS:
         yield (
@@ -660,7 +714,8 @@ class OptimizerState:
             if isinstance(held, OptimizerSlot) and held.is_new and position not in self._away:
                 held.keep(values[position])
         # What a scheduler of the learning rate looks at, lest it warns that no step was made.
-        self._optimizer._opt_called = True  # noqa: SLF001 - no other way
+        for each in each_of(self._optimizer):
+            each._opt_called = True  # noqa: SLF001 - no other way
 
     def _faults(self, values: list[Any]) -> Iterator[str]:
         yield from (f"optimizer: {fault}" for fault in optimizer_faults(self._optimizer))
