@@ -148,19 +148,28 @@ WAYS: Final = {
 """What tables call the peers of the back end."""
 
 
+def beside_peers() -> list[tuple[Any, Any]]:
+    """Return the runs of peers on networks of libraries, each with that of the back end if any."""
+    runs = training("library")
+    key = ["network", "reference", "peer", "share"]
+    own = runs[runs.own].assign(share=lambda own: own.share.fillna(1.0)).set_index(key)
+    found = []
+    for peer in runs[~runs.own & runs.ran].itertuples():
+        share = 1.0 if pd.isna(peer.share) else peer.share
+        place = (peer.network, peer.reference, peer.method, share)
+        found.append((peer, own.loc[place] if place in own.index else None))
+    return found
+
+
 def library() -> str:
     """Return a row for each peer on networks of libraries, and the back end at its peak."""
-    runs = training("library")
-    own = runs[runs.own].set_index(["network", "peer", "share"])
     lines = []
-    for peer in runs[~runs.own & runs.ran].itertuples():
+    for peer, own in beside_peers():
         share = "" if pd.isna(peer.share) else f" {peer.share:g}"
-        key = (peer.network, peer.method, peer.share)
-        ours = next((own.loc[[each]].iloc[0] for each in own.index if _same(each, key)), None)
         cells = ("-",) * 4
-        if ours is not None:
-            why = "not found in time" if "in time" in str(ours.reason) else "refused"
-            cells = _library_cells(ours) if ours.ran else (why, *("-",) * 3)
+        if own is not None:
+            why = "not found in time" if "in time" in str(own.reason) else "refused"
+            cells = _library_cells(own) if own.ran else (why, *("-",) * 3)
         way = WAYS[peer.method] + share
         lines.append((code(peer.network), way, *_library_cells(peer), *cells))
     heads = ("network", "way", "peak", "step", "first call", "bits",
@@ -168,16 +177,11 @@ def library() -> str:
     return figures(lines, heads, words=2)
 
 
-def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    """Return whether keys are equal, or both lack a number."""
-    pairs = zip(first, second, strict=True)
-    return all(a == b or (pd.isna(a) and pd.isna(b)) for a, b in pairs)
-
-
 def _library_cells(run: Any) -> tuple[str, str, str, str]:
     """Return peak, processor time of a step over the reference's, that of a first call, bits."""
+    like = str(getattr(run, "equal_captured", ""))
+    bits = "equal" if run.equal else "captured" if like == "True" else "others"
     first = seconds_text(run.first_processor_s)
-    bits = "equal" if run.equal else "others"
     return bytes_text(run.peak), f"{run.processor:.2f}", first, bits
 
 

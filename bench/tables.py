@@ -242,7 +242,12 @@ def _of_training() -> dict[str, str]:
             duels = steps.equal_peak(runs)
             found |= {f"{name}_won": str(int(duels.won.sum())), f"{name}_duels": str(len(duels))}
     fused = steps.equal_stock(steps.training("fused"))
+    ratios = [own.processor / peer.processor for peer, own in steps.beside_peers()
+              if own is not None and own.ran]  # fmt: skip
     return found | {
+        "library_median": f"{statistics.median(ratios):.2f}",
+        "library_best": f"{min(ratios):.2f}",
+        "library_worst": f"{max(ratios):.2f}",
         "fused_median": f"{fused.ratio.median():.2f}",
         "fused_worst": f"{fused.ratio.max():.2f}",
     }
