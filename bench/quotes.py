@@ -71,6 +71,12 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "their memory budget and {compiled_equal} had exactly eager's results. In {compiled_won} "
         "of {compiled_duels} comparisons",
     ),
+    (
+        TRAINING,
+        "{library_within} of {library_ran} steps of {library_networks} models kept their budget. "
+        "At the peak of a peer they took {library_median} times its processor time in the median, "
+        "and {library_best} to {library_worst} in all",
+    ),
     (TRAINING, "{fused_median} times the processor time of stock in the median and {fused_worst}"),
     (
         TRAINING,

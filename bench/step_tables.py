@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- compiled steps --------------------------------------------------------------------------------
 
-OWN: Final = ("both", "recompute", "paging", "keep-all", "fused")
+OWN: Final = ("both", "recompute", "paging", "keep-all", "backend", "fused")
 """Kinds of compiled steps; all others are peers."""
 
 
@@ -136,6 +136,53 @@ def fused() -> str:
     heads = ("network", "stock's peak", "least run at", "within budget", "stock's bits",
              "processor over stock's, equal peak", "worst")  # fmt: skip
     return figures(lines, heads)
+
+
+WAYS: Final = {
+    "eager": "eager",
+    "checkpoint": "checkpointing of blocks",
+    "selective": "selective checkpointing",
+    "memory-budget": "`activation_memory_budget`",
+    "stock": "Inductor",
+}
+"""What tables call the peers of the back end."""
+
+
+def beside_peers() -> list[tuple[Any, Any]]:
+    """Return the runs of peers on networks of libraries, each with that of the back end if any."""
+    runs = training("library")
+    key = ["network", "reference", "peer", "share"]
+    own = runs[runs.own].assign(share=lambda own: own.share.fillna(1.0)).set_index(key)
+    found = []
+    for peer in runs[~runs.own & runs.ran].itertuples():
+        share = 1.0 if pd.isna(peer.share) else peer.share
+        place = (peer.network, peer.reference, peer.method, share)
+        found.append((peer, own.loc[place] if place in own.index else None))
+    return found
+
+
+def library() -> str:
+    """Return a row for each peer on networks of libraries, and the back end at its peak."""
+    lines = []
+    for peer, own in beside_peers():
+        share = "" if pd.isna(peer.share) else f" {peer.share:g}"
+        cells = ("-",) * 4
+        if own is not None:
+            why = "not found in time" if "in time" in str(own.reason) else "refused"
+            cells = _library_cells(own) if own.ran else (why, *("-",) * 3)
+        way = WAYS[peer.method] + share
+        lines.append((code(peer.network), way, *_library_cells(peer), *cells))
+    heads = ("network", "way", "peak", "step", "first call", "bits",
+             "ours: peak", "step", "first call", "bits")  # fmt: skip
+    return figures(lines, heads, words=2)
+
+
+def _library_cells(run: Any) -> tuple[str, str, str, str]:
+    """Return peak, processor time of a step over the reference's, that of a first call, bits."""
+    like = str(getattr(run, "equal_captured", ""))
+    bits = "equal" if run.equal else "captured" if like == "True" else "others"
+    first = seconds_text(run.first_processor_s)
+    return bytes_text(run.peak), f"{run.processor:.2f}", first, bits
 
 
 def training_runs(kind: str) -> pd.DataFrame:

@@ -24,6 +24,7 @@ STUDIES: Final = {
     "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",
+    "library": "pytorch.compare:LIBRARY",
     "coverage": "pytorch.coverage:STUDY",
 }
 """Where each study is. Those from ``mcu`` on need PyTorch."""

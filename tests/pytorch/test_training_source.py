@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import poetmodel as pm
+from kit.eager_steps import keep_all
 from kit.networks import ARCHITECTURES, Transformer, residual_step, transformer_step
-from kit.optimizer_steps import OPTIMIZERS, Twins, in_order, runner
+from kit.optimizer_steps import ADAMW, OPTIMIZERS, Twins, in_order, runner
 from kit.pages import read_page
 from kit.patience import system_fault
 from kit.rotation import quick, rotating
@@ -259,6 +260,64 @@ def test_numbers_that_updates_multiply_with_count(name):
     own = model, nn.functional.mse_loss, (torch.randn(4, 16), torch.randn(4, 4))
     step = Twins(own, OPTIMIZERS[name]).compiled()
     assert step.verify().heap_peak_bytes <= step.compiled.peak_bytes == step.budget_bytes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Muon(p, lr=0.1),
+        lambda p: torch.optim.Muon(p, lr=0.1, nesterov=False, adjust_lr_fn="match_rms_adamw"),
+        OPTIMIZERS["adam, fused"],
+        OPTIMIZERS["sgd, fused"],
+    ],
+    ids=["muon", "muon, plain", "adam, fused", "sgd, fused"],
+)
+def test_what_kernels_of_updates_take_counts(make):
+    """Matrices in half precision, and copies of gradients that lie as a transposed parameter."""
+    model = nn.Sequential(nn.Linear(16, 64, bias=False), nn.ReLU(), nn.Linear(64, 24, bias=False))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.t().contiguous().t()
+    own = model, nn.functional.mse_loss, (torch.randn(4, 16), torch.randn(4, 24))
+    twins = Twins(own, make)
+    step = twins.compiled()
+    certificate = step.verify()
+    assert certificate.equal
+    assert certificate.heap_peak_bytes <= step.compiled.peak_bytes <= step.budget_bytes
+    assert not twins.trained(step)
+
+
+def test_several_optimizers_are_one_step():
+    """Each updates its own parameters, with its own rate, after one norm of all gradients."""
+
+    def optimizers(model):
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+        others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
+        return torch.optim.Muon(matrices, lr=0.02), ADAMW(others, lr=0.01, fused=True)
+
+    model = nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 4))
+    twin = copy.deepcopy(model)
+    inputs = torch.randn(4, 16), torch.randn(4, 4)
+    ours, theirs = optimizers(model), optimizers(twin)
+    step = keep_all(
+        model, nn.functional.mse_loss, inputs, optimizer=ours, clip_grad_norm=0.1, time_limit=2
+    )
+    assert step.verify().equal
+    for _ in range(3):
+        step(*inputs)
+        nn.functional.mse_loss(twin(inputs[0]), inputs[1]).backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        for mine, other in zip(ours, theirs, strict=True):
+            other.step()
+            other.zero_grad()
+            mine.param_groups[0]["lr"] *= 0.5
+            other.param_groups[0]["lr"] *= 0.5
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert all(mine.state_dict()["state"].keys() == other.state_dict()["state"].keys()
+               for mine, other in zip(ours, theirs, strict=True))  # fmt: skip
+    with pytest.raises(CaptureError, match="a parameter is in two of them"):
+        keep_all(
+            model, nn.functional.mse_loss, inputs, optimizer=[*ours, ADAMW(model.parameters())]
+        )
 
 
 def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient():

@@ -26,7 +26,7 @@ from poetmodel.torch.runtime.profiling import Profile
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
@@ -54,7 +54,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     rollback: bool = True,
     dynamic: str = "error",
     accumulate: int = 1,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
     refine: bool = False,
     cache: str | Path | bool = True,
@@ -109,11 +109,12 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     accumulate : int
         Over how many steps gradients are accumulated: they are those of the loss divided by it. The
         loss that a step returns is not divided.
-    optimizer : torch.optim.Optimizer, optional
+    optimizer : torch.optim.Optimizer or sequence of them, optional
         Make its step a part of the step: each parameter is updated as soon as its gradient is
-        there, which then goes. One that `trace` takes. The budget counts parameters, buffers,
-        inputs and the state of the optimizer too. Where they do not all have room and tensors may
-        be paged, the solver decides which of them lie in `storage`, and steps read and write them.
+        there, which then goes. One that `trace` takes, or several. The budget counts parameters,
+        buffers, inputs and the state of the optimizer too. Where they do not all have room and
+        tensors may be paged, the solver decides which of them lie in `storage`, and steps read and
+        write them.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
