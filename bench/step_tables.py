@@ -143,7 +143,6 @@ WAYS: Final = {
     "checkpoint": "checkpointing of blocks",
     "selective": "selective checkpointing",
     "memory-budget": "`activation_memory_budget`",
-    "stock": "Inductor",
 }
 """What tables call the peers of the back end."""
 
@@ -162,9 +161,12 @@ def beside_peers() -> list[tuple[Any, Any]]:
 
 
 def library() -> str:
-    """Return a row for each peer on networks of libraries, and the back end at its peak."""
+    """Return a row for each peer on networks of libraries, and the back end at its peak.
+
+    Only with PyTorch's kernels: a page has no room for more.
+    """
     lines = []
-    for peer, own in beside_peers():
+    for peer, own in (each for each in beside_peers() if each[0].reference == "eager"):
         share = "" if pd.isna(peer.share) else f" {peer.share:g}"
         cells = ("-",) * 4
         if own is not None:

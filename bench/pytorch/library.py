@@ -40,7 +40,7 @@ class Size:
     """How large networks and batches are."""
 
     depth: int = 12
-    """Blocks; a third of them in the stages of ConvNeXt that have fewer."""
+    """Blocks; three quarters of them in the third stage of ConvNeXt."""
     width: int = 768
     """Of vectors; that of the last stage of ConvNeXt."""
     batch: int = 8
@@ -54,96 +54,48 @@ REDUCED: Final = Size(width=256, batch=4, length=128, side=128)
 """For a machine that others use: a third of the width."""
 
 
-def _of_text(size: Size, model: nn.Module, *, classes: int = TOKENS) -> Any:
+def of_transformers(kind: str, size: Size) -> Any:
+    """Return GPT-2 small, BERT-base, ViT-B/16, ConvNeXt-T, or a decoder in the shape of Llama."""
+    import transformers
+
+    depth, width, heads = size.depth, size.width, size.width // 64
+    blocks = {"num_hidden_layers": depth, "hidden_size": width, "num_attention_heads": heads}
+    text = {"vocab_size": TOKENS, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+    classes = {"num_labels": _CLASSES}
+    settings: dict[str, dict[str, Any]] = {
+        "GPT2LMHead": text | {"n_layer": depth, "n_embd": width, "n_head": heads},
+        "LlamaForCausalLM": text | blocks | {
+            "intermediate_size": 8 * width // 3 // 64 * 64, "num_key_value_heads": width // 128,
+        },
+        "BertForSequenceClassification": blocks | classes | {
+            "vocab_size": TOKENS, "intermediate_size": 4 * width,
+        },
+        "ViTForImageClassification": blocks | classes | {
+            "image_size": size.side, "intermediate_size": 4 * width,
+        },
+        "ConvNextForImageClassification": classes | {
+            "depths": [max(1, depth // 4), max(1, depth // 4), 3 * depth // 4, max(1, depth // 4)],
+            "hidden_sizes": [width // each for each in (8, 4, 2, 1)],
+        },
+    }  # fmt: skip
+    family = kind.partition("LMHead" if "LMHead" in kind else "For")[0]
+    config = getattr(transformers, f"{family}Config")(**settings[kind])
+    model = Logits(getattr(transformers, kind + "Model" * kind.endswith("LMHead"))(config))
+    if "Image" in kind:
+        pictures = 2 * size.batch if family == "ViT" else size.batch
+        return model, functional.cross_entropy, images(pictures, size.side)
     x = torch.randint(TOKENS, (size.batch, size.length))
-    labels = x.numel() if classes == TOKENS else size.batch
-    return Logits(model), functional.cross_entropy, (x, torch.randint(classes, (labels,)))
-
-
-def gpt2(size: Size) -> Any:
-    """Return GPT-2 small, with fewer tokens."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=size.depth,
-        n_embd=size.width,
-        n_head=size.width // 64,
-        vocab_size=TOKENS,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-    )
-    return _of_text(size, GPT2LMHeadModel(config))
-
-
-def bert(size: Size) -> Any:
-    """Return BERT-base, with fewer tokens."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        num_hidden_layers=size.depth,
-        hidden_size=size.width,
-        intermediate_size=4 * size.width,
-        num_attention_heads=size.width // 64,
-        vocab_size=TOKENS,
-        num_labels=_CLASSES,
-    )
-    return _of_text(size, BertForSequenceClassification(config), classes=_CLASSES)
-
-
-def llama(size: Size) -> Any:
-    """Return a decoder in the shape of Llama, of the width of GPT-2 small."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=size.depth,
-        vocab_size=TOKENS,
-        hidden_size=size.width,
-        intermediate_size=8 * size.width // 3 // 64 * 64,
-        num_attention_heads=size.width // 64,
-        num_key_value_heads=size.width // 128,
-        use_cache=False,
-    )
-    return _of_text(size, LlamaForCausalLM(config))
-
-
-def vit(size: Size) -> Any:
-    """Return ViT-B/16."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        num_hidden_layers=size.depth,
-        hidden_size=size.width,
-        intermediate_size=4 * size.width,
-        num_attention_heads=size.width // 64,
-        image_size=size.side,
-        num_labels=_CLASSES,
-    )
-    batch = images(2 * size.batch, size.side)
-    return Logits(ViTForImageClassification(config)), functional.cross_entropy, batch
-
-
-def convnext(size: Size) -> Any:
-    """Return ConvNeXt-T, whose third stage has three quarters of the depth."""
-    from transformers import ConvNextConfig, ConvNextForImageClassification
-
-    less, more = max(1, size.depth // 4), 3 * size.depth // 4
-    config = ConvNextConfig(
-        depths=[less, less, more, less],
-        hidden_sizes=[size.width // each for each in (8, 4, 2, 1)],
-        num_labels=_CLASSES,
-    )
-    batch = images(size.batch, size.side)
-    return Logits(ConvNextForImageClassification(config)), functional.cross_entropy, batch
+    labels, most = (size.batch, _CLASSES) if family == "Bert" else (x.numel(), TOKENS)
+    return model, functional.cross_entropy, (x, torch.randint(most, (labels,)))
 
 
 LIBRARY: Final[dict[str, Callable[[Size], Any]]] = {
-    "gpt2-small": gpt2,
-    "bert-base": bert,
-    "vit-base": vit,
-    "convnext-tiny": convnext,
+    "gpt2-small": partial(of_transformers, "GPT2LMHead"),
+    "bert-base": partial(of_transformers, "BertForSequenceClassification"),
+    "vit-base": partial(of_transformers, "ViTForImageClassification"),
+    "convnext-tiny": partial(of_transformers, "ConvNextForImageClassification"),
     "unet": lambda size: unet(size.batch, width=size.width // 12, size=size.side // 32 * 32),
-    "llama": llama,
+    "llama": partial(of_transformers, "LlamaForCausalLM"),
 }
 """Networks by name."""
 
