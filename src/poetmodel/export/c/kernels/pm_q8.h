@@ -7,7 +7,7 @@ precision, also where pm_real is double, and each operation is rounded by itself
 
     clamp(rint(y) + zero, low, high)
 
-where rint takes the even one of two that are as near, however large y is, and NaN as 0; -128 <= low, high <= 127. Of a
+where rint takes the even one of two that are as near, however large y is, and NaN as 0; -128 <= low <= high <= 127. Of a
 sum of products y = ((float)sum * scale + bias) * inverse: scale is that of the input times that of the weights, inverse
 is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 #ifndef PM_Q8_H
