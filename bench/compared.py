@@ -32,6 +32,7 @@ from harness import (
     warm_up,
     within_core,
 )
+from layered import random_layered
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
@@ -251,7 +252,7 @@ NUMBERS: Final = ", "
 def layered_graph(model: str) -> Graph:
     """Return a random layered graph, or one of Moccasin's."""
     if NUMBERS in model:
-        return pm.zoo.random_layered(*map(int, model.split(NUMBERS)))
+        return random_layered(*map(int, model.split(NUMBERS)))
     path = Path(os.environ[DATA]) / f"{model}.json"
     found = json.loads(path.read_text(encoding="utf-8"))
     inputs: dict[int, list[int]] = {node["name"]: [] for node in found["nodes"]}

@@ -355,7 +355,7 @@ def run_all(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pool:
-            queue.run(pool, lambda: workers)
+            queue.run(pool, workers)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130

@@ -71,6 +71,12 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "their memory budget and {compiled_equal} had exactly eager's results. In {compiled_won} "
         "of {compiled_duels} comparisons",
     ),
+    (
+        TRAINING,
+        "{library_within} of {library_ran} steps of {library_networks} models kept their budget. "
+        "At the peak of a peer they took {library_median} times its processor time in the median, "
+        "and {library_best} to {library_worst} in all",
+    ),
     (TRAINING, "{fused_median} times the processor time of stock in the median and {fused_worst}"),
     (
         TRAINING,
@@ -94,5 +100,6 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "AIfES takes {aifes_instructions} times the instructions of the exported step that "
         "keeps everything, and {aifes_ram} times its RAM.",
     ),
+    (BOARDS, "takes {cmsis_least} to {cmsis_most} % of the instructions of CMSIS-NN"),
     ("docs/guides/pytorch-limits.md", "Of {models} models tried, {models_work} train as in eager"),
 )

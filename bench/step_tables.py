@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- compiled steps --------------------------------------------------------------------------------
 
-OWN: Final = ("both", "recompute", "paging", "keep-all", "fused")
+OWN: Final = ("both", "recompute", "paging", "keep-all", "backend", "fused")
 """Kinds of compiled steps; all others are peers."""
 
 
@@ -138,6 +138,53 @@ def fused() -> str:
     return figures(lines, heads)
 
 
+WAYS: Final = {
+    "eager": "eager",
+    "checkpoint": "checkpointing of blocks",
+    "selective": "selective checkpointing",
+    "memory-budget": "`activation_memory_budget`",
+    "stock": "Inductor",
+}
+"""What tables call the peers of the back end."""
+
+
+def beside_peers() -> list[tuple[Any, Any]]:
+    """Return the runs of peers on networks of libraries, each with that of the back end if any."""
+    runs = training("library")
+    key = ["network", "reference", "peer", "share"]
+    own = runs[runs.own].assign(share=lambda own: own.share.fillna(1.0)).set_index(key)
+    found = []
+    for peer in runs[~runs.own & runs.ran].itertuples():
+        share = 1.0 if pd.isna(peer.share) else peer.share
+        place = (peer.network, peer.reference, peer.method, share)
+        found.append((peer, own.loc[place] if place in own.index else None))
+    return found
+
+
+def library() -> str:
+    """Return a row for each peer on networks of libraries, and the back end at its peak."""
+    lines = []
+    for peer, own in beside_peers():
+        share = "" if pd.isna(peer.share) else f" {peer.share:g}"
+        cells = ("-",) * 4
+        if own is not None:
+            why = "not found in time" if "in time" in str(own.reason) else "refused"
+            cells = _library_cells(own) if own.ran else (why, *("-",) * 3)
+        way = WAYS[peer.method] + share
+        lines.append((code(peer.network), way, *_library_cells(peer), *cells))
+    heads = ("network", "way", "peak", "step", "first call", "bits",
+             "ours: peak", "step", "first call", "bits")  # fmt: skip
+    return figures(lines, heads, words=2)
+
+
+def _library_cells(run: Any) -> tuple[str, str, str, str]:
+    """Return peak, processor time of a step over the reference's, that of a first call, bits."""
+    like = str(getattr(run, "equal_captured", ""))
+    bits = "equal" if run.equal else "captured" if like == "True" else "others"
+    first = seconds_text(run.first_processor_s)
+    return bytes_text(run.peak), f"{run.processor:.2f}", first, bits
+
+
 def training_runs(kind: str) -> pd.DataFrame:
     """Return every run of a comparison of training methods."""
     names = ("network", "method", "peer", "share", "status", "budget_bytes", "peak",
@@ -154,14 +201,16 @@ NETWORKS: Final = {
     "resnet8": "",
     "mobilenetv1-vww": ", 96 x 96",
     "mobilenetv2-035": ", 48 x 48",
+    "mobilenetv2-035-96": ", 96 x 96",
+    "mobilenetv2-035-128": ", 128 x 128",
     "resnet8-thin": "",
     "lenet": "",
     "bert-block": "",
 }
 """Exported networks in the order of tables, with what their names do not say."""
 PLACES: Final = (
-    ("nrf52840", None), ("nano33ble", None), ("stm32f746", "256KiB"), ("stm32f746", None),
-    ("rp2350", "512KiB"), ("stm32h743", None),
+    ("nrf52840", "128KiB"), ("nrf52840", None), ("nano33ble", None), ("stm32f746", "128KiB"),
+    ("stm32f746", "256KiB"), ("stm32f746", None), ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and how much of their RAM may be taken; None: all of it."""
 README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035")
@@ -249,6 +298,7 @@ def boards() -> str:
     lines = [
         (named(network), *(verdict(runs.get((network, *place))) for place in PLACES))
         for network in NETWORKS
+        if any((network, *place) in runs for place in PLACES)
     ]
     return figures(lines, ("network", *heads), words=len(heads) + 1)
 
@@ -292,7 +342,7 @@ def boards_readme() -> str:
 def board_ways() -> str:
     """Return RAM and instructions of keep-all and of the last layer alone."""
     lines, ways = [], (_keep_all(), _keep_all("last layer"))
-    for network in NETWORKS:
+    for network in filter(ways[0].__contains__, NETWORKS):
         cells = []
         for runs in ways:
             run = runs[network]
@@ -360,6 +410,95 @@ def aifes() -> str:
             )
     table = ("network", "program", "instructions", "a MAC", "of AIfES's", "RAM", "of AIfES's")
     return figures(lines, table, words=2)
+
+
+_LAYERS: Final = {
+    "pm_q8_conv2d": "3 x 3",
+    "pm_q8_depthwise": "3 x 3 depthwise",
+    "pm_q8_pointwise": "1 x 1",
+}
+"""What pages call the layers of kernels."""
+
+
+def cmsis_nn_rows() -> list[dict[str, Any]]:
+    """Return instructions of int8 layers by CMSIS-NN and by exported kernels, with a sum."""
+    (record,) = records("cmsis-nn")
+    rows = [dict(row) for row in record["rows"]]
+    front = [row for row in rows if row["of"] == "of the front"]
+    numbers = ("layers", "macs", "theirs", "ours")
+    total = {name: sum(row[name] for row in front) for name in numbers}
+    return [{"of": "front", "kernel": "", **total}, *rows]
+
+
+def cmsis_nn() -> str:
+    """Return CMSIS-NN beside the kernels of int8 layers."""
+    lines = []
+    for row in cmsis_nn_rows():
+        what = f"{_LAYERS[row['kernel']]} {row['of']}" if row["kernel"] else "front of MobileNetV2"
+        each = (row["theirs"] / row["macs"], row["ours"] / row["macs"])
+        counts = (whole(row["theirs"]), f"{each[0]:.2f}", whole(row["ours"]), f"{each[1]:.2f}")
+        share = percent_text(row["ours"] / row["theirs"])
+        lines.append((what, whole(row["layers"]), *counts, share))
+    heads = ("layers", "how many", "CMSIS-NN", "a MAC", "exported", "a MAC", "of CMSIS-NN's")
+    return figures(lines, heads)
+
+
+# -- int8 fronts -----------------------------------------------------------------------------------
+
+
+def front_runs(part: str) -> list[Record]:
+    """Return the records of a part of the study of int8 fronts, in its order."""
+    return [record for record in records("int8") if record["cell"]["part"] == part]
+
+
+def int8_steps() -> str:
+    """Return steps with a float and with an int8 front: what they take."""
+    lines = []
+    for record in front_runs("step"):
+        cell, front = record["cell"], record["front_instructions"]
+        least = record["tiled_floor_bytes"] + record["reserved_bytes"]
+        lines.append(
+            (
+                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                cell["numbers"],
+                format_bytes(least),
+                format_bytes(record["ram_bytes"]),
+                format_bytes(record["flash_bytes"]),
+                f"{record['instructions'] / 1e6:.1f} M",
+                f"{front['m4'] / 1e6:.1f} M",
+                f"{front['m3'] / 1e6:.0f} M",
+                f"{1e3 * record['power_w'] * record['instructions'] / record['clock_hz']:.1f} mJ",
+            )
+        )
+    heads = ("network", "front", "floor", "RAM", "flash", "step", "its front", "M3", "energy")
+    return figures(lines, heads, words=2)
+
+
+def int8_agreement() -> str:
+    """Return how many values of int8 layers differ from PyTorch's, given the same operands."""
+    lines = []
+    for record in front_runs("agreement"):
+        cell, values, differ = record["cell"], record["values"], record["differ"]
+        rate = f"1 in {whole(values // differ)}" if differ else "none"
+        lines.append(
+            (
+                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                str(record["layers"]),
+                whole(values),
+                whole(differ),
+                rate,
+                str(record["most_steps"]),
+            )
+        )
+    heads = ("front", "layers", "values", "differ", "rate", "steps at most")
+    return figures(lines, heads, words=1)
+
+
+def int8_accuracy() -> str:
+    """Return what ends learn behind fronts in float and in int8."""
+    found = {way: mean for record in front_runs("accuracy") for way, mean in record["mean"].items()}
+    lines = [(way, percent_text(mean)) for way, mean in found.items()]
+    return figures(lines, ("trained", "accuracy"), words=1)
 
 
 # -- models of other libraries ---------------------------------------------------------------------

@@ -20,8 +20,11 @@ STUDIES: Final = {
     "solvers": "solver_runs:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
+    "int8": "mcu.fronts:STUDY",
+    "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",
+    "library": "pytorch.compare:LIBRARY",
     "coverage": "pytorch.coverage:STUDY",
 }
 """Where each study is. Those from ``mcu`` on need PyTorch."""

@@ -125,11 +125,16 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "others": solves.others,
     "compiled": steps.compiled,
     "fused": steps.fused,
+    "library": steps.library,
     "boards": steps.boards,
     "board-steps": steps.board_steps,
     "boards-readme": steps.boards_readme,
     "board-ways": steps.board_ways,
     "aifes": steps.aifes,
+    "int8-steps": steps.int8_steps,
+    "int8-agreement": steps.int8_agreement,
+    "int8-accuracy": steps.int8_accuracy,
+    "cmsis-nn": steps.cmsis_nn,
     "figure2": partial(_figure, "figure2", words=3),
     "table3": partial(_figure, "table3", words=2),
     "solvers": _solvers,
@@ -149,6 +154,7 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
     "grid": lambda: solves.solves()[_GRID],
     "training": partial(steps.training_runs, "training"),
     "fused": partial(steps.training_runs, "fused"),
+    "library": partial(steps.training_runs, "library"),
     "boards": steps.board_runs,
     "kernels": steps.kernels,
     "models": lambda: steps.models()[_MODELS],
@@ -227,7 +233,7 @@ def _of_solves() -> dict[str, str]:
 
 def _of_training() -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, kind in (("compiled", "training"), ("fused", "fused")):
+    for name, kind in (("compiled", "training"), ("fused", "fused"), ("library", "library")):
         runs = steps.training(kind)
         own = runs[runs.own & runs.ran]
         found |= {
@@ -236,11 +242,16 @@ def _of_training() -> dict[str, str]:
             f"{name}_within": str(int(own.within.sum())),
             f"{name}_equal": str(int(own.equal.sum())),
         }
-        if kind != "fused":
+        if name == "compiled":
             duels = steps.equal_peak(runs)
             found |= {f"{name}_won": str(int(duels.won.sum())), f"{name}_duels": str(len(duels))}
     fused = steps.equal_stock(steps.training("fused"))
+    ratios = [own.processor / peer.processor for peer, own in steps.beside_peers()
+              if own is not None and own.ran]  # fmt: skip
     return found | {
+        "library_median": f"{statistics.median(ratios):.2f}",
+        "library_best": f"{min(ratios):.2f}",
+        "library_worst": f"{max(ratios):.2f}",
         "fused_median": f"{fused.ratio.median():.2f}",
         "fused_worst": f"{fused.ratio.max():.2f}",
     }
@@ -264,7 +275,10 @@ def _of_boards() -> dict[str, str]:
         times = [each["aifes"][field] / each["keep_all"][field] for each in programs]
         return f"{min(times):.1f} to {max(times):.1f}"
 
+    shares = [row["ours"] / row["theirs"] for row in steps.cmsis_nn_rows()]
     return {
+        "cmsis_least": f"{min(shares):.0%}".rstrip("%"),
+        "cmsis_most": f"{max(shares):.0%}".rstrip("%"),
         "board_network": most["network"],
         "board": most["board"],
         "board_ram": format_bytes(most["limit_bytes"]),

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from poetmodel.device.room import PARTS
+from poetmodel.device.room import PARTS, part_of
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.report.bands import outline, plan_timeline
 from poetmodel.report.pictures import COLOURS, PART_COLOURS, Kind
+from poetmodel.report.timeline import LETTERS, ORIGINS, plan_chart
+from poetmodel.schedule.instructions import Op
+from poetmodel.schedule.machine import Origin
 from poetmodel.units import format_bytes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -25,16 +27,21 @@ sys.path.append(str(ROOT / "bench"))
 from charts import GREY, RED, Chart  # noqa: E402
 
 if TYPE_CHECKING:
-    from poetmodel.report.bands import Band, Timeline
+    from collections.abc import Iterator, Mapping
+
+    Runs = list[list[float]]
+    """Start, end, lowest and highest value of stretches one after the other, as the rest moves."""
 
 PICTURE: Final = ROOT / "docs" / "timeline.svg"
 MODEL, DEVICE, RAM = "mobilenetv2", "rpi4b", "40%"
 """The problem of the README's first command."""
-_FORMS: Final = (*PARTS, Kind.RECOMPUTED, Kind.PAGED_IN)
+COPIES: Final = {Origin.RECOMPUTED: Kind.RECOMPUTED, Origin.PAGED_IN: Kind.PAGED_IN}
+"""Marks of copies that did not come by the first computation."""
+_FORMS: Final = (*PARTS, *COPIES.values())
 """What bands are told apart by."""
 
 
-def solved() -> tuple[Timeline, pm.SolveResult]:
+def solved() -> tuple[dict[str, Any], pm.SolveResult]:
     """Return the timeline of the best schedule's plan, and the result that has the schedule."""
     graph = load_model(MODEL)
     costs = pm.Costs.estimate(graph, pm.Device.load(DEVICE))
@@ -43,30 +50,67 @@ def solved() -> tuple[Timeline, pm.SolveResult]:
     budget = problem.ram_budget_bytes
     schedule = result.require_schedule()
     plan = make_plan(graph, costs, schedule, mode="blocking", ram_budget_bytes=budget)
-    return plan_timeline(graph, plan, check_plan(graph, costs, plan)), result
+    return plan_chart(graph, plan, check_plan(graph, costs, plan)), result
 
 
-def chart(timeline: Timeline, result: pm.SolveResult) -> Chart:
+def chart(timeline: Mapping[str, Any], result: pm.SolveResult) -> Chart:
     """Return the picture: bands by what they are, the ghost of keep-all, the budget."""
     bands: dict[str, list[Any]] = {}
-    for band in timeline.bands:
-        bands.setdefault(_form(band), []).append(band.runs)
+    for form, runs in _bands(result.problem.graph, timeline):
+        bands.setdefault(form, []).append(runs)
     overhead = 100 * (result.overhead_j or 0.0) / result.baseline_energy_j
     peak = format_bytes(result.peak_ram_bytes or 0)
+    places, kept = timeline["ghost"]
+    ghost = [
+        (timeline["issued"][p], ram / timeline["scale"])
+        for p, ram in zip(places, kept, strict=True)
+    ]
     shown = {
         "title": f"One training step of {MODEL} on {DEVICE}",
         "bands": {form: bands[form] for form in _FORMS if form in bands},
-        "ghost": timeline.ghost,
-        "kept": timeline.ghost_name.replace(" ", ": ", 1),
-        "limit": timeline.limit,
+        "ghost": (*ghost, (timeline["issued"][-1], ghost[-1][1])),
+        "kept": f"keep-all: {format_bytes(max(kept))}",
+        "limit": timeline["budget"] / timeline["scale"],
         "budget": f"poetmodel: {peak}, +{overhead:.1f} % energy",
-        "axes": [timeline.time_name, timeline.curve_name],
+        "axes": [f"time [{timeline['unit']}]", f"RAM [{timeline['size']}]"],
     }
     return Chart(shown=shown, paint=_paint, height_inches=3.9)
 
 
-def _form(band: Band) -> str:
-    return PARTS[band.part] if band.kind is None else band.kind
+def _bands(graph: pm.Graph, timeline: Mapping[str, Any]) -> Iterator[tuple[str, Runs]]:
+    """Yield what is in RAM for some time, stacked by part and then as it comes."""
+    done = list(timeline["issued"][:-1])
+    for p, _, end in timeline["work"]:
+        if timeline["ops"][p] not in (LETTERS[Op.PAGE_IN], LETTERS[Op.PAGE_OUT]):
+            done[p] = end
+    times = [t for pair in zip(timeline["issued"], done, strict=False) for t in pair]
+    times.append(timeline["issued"][-1])
+    base = {at: 0 for at in range(len(times) - 1) if times[at + 1] > times[at]}
+    stays = sorted(
+        (part_of(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
+        for stay in timeline["stays"]
+    )
+    for part, begin, _, (_, size, _, end, origin, _, given_at, given, *_) in stays:
+        runs: Runs = []
+        for at in range(2 * begin, min(2 * end + 1, len(times) - 1)):
+            if at not in base:
+                continue
+            low = base[at]
+            base[at] += size - (given if 0 <= given_at <= at // 2 else 0)
+            edges = [low / timeline["scale"], base[at] / timeline["scale"]]
+            if runs and runs[-1][1:] == [times[at], *edges]:
+                runs[-1][1] = times[at + 1]
+            else:
+                runs.append([times[at], times[at + 1], *edges])
+        if runs:
+            yield COPIES.get(ORIGINS[origin], PARTS[part]), runs
+
+
+def _outline(runs: Runs) -> list[tuple[float, float]]:
+    """Return the corners of a band: along its top, and back along its bottom."""
+    top = [(time, run[3]) for run in runs for time in run[:2]]
+    bottom = [(time, run[2]) for run in runs for time in run[:2]]
+    return [*top, *reversed(bottom)]
 
 
 def _paint(figure: Any, shown: Any) -> None:
@@ -82,7 +126,7 @@ def _paint(figure: Any, shown: Any) -> None:
     for form, bands in shown["bands"].items():
         kind = form in tuple(Kind)
         colour = COLOURS[Kind(form)] if kind else PART_COLOURS[PARTS.index(form)][0]
-        polygons = [outline(runs) for runs in bands]
+        polygons = [_outline(runs) for runs in bands]
         axes.add_collection(
             PolyCollection(polygons, facecolor=colour, edgecolor="#ffffff", linewidth=0.25)
         )

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 import poetmodel.export
 from mcu.networks import NETWORKS
+from mcu.quantized import INT8, Layers, square
 from poetmodel.export.exporting import in_tiles
 from poetmodel.export.instructions import OTHER, TABLE, computing, counted
 from poetmodel.export.measuring import emulated_profile
@@ -161,6 +162,33 @@ def steps() -> Iterator[LoweredStep]:
         yield step
         if name in ("ds-cnn", "autoencoder", "resnet8-thin"):
             yield in_tiles(step, "4KiB")
+    yield quantized().step()
+
+
+def quantized() -> Layers:
+    """Return layers of int8 of many shapes, with limits and without."""
+    layers = Layers()
+    for limits, (batch, channels, size) in product(
+        (INT8, (-128, 99)), ((1, 8, 9), (2, 13, 6), (1, 40, 3), (3, 3, 12))
+    ):
+        given: dict[str, Any] = {"batch": batch, "limits": limits}
+        for results in (1, 6, 21):
+            layers.layer("pm_q8_pointwise", square(channels, results, size), **given)
+            layers.layer("pm_q8_conv2d", square(channels, results, size, 3, 2), **given)
+            layers.layer("pm_q8_conv2d", square(channels, results, size, 5), **given)
+            two = square(2 * channels, 2 * results, size, 3, groups=2)
+            layers.layer("pm_q8_conv2d", two, **given)
+        for window, stride in product((1, 3, 5), (1, 2)):
+            own = square(channels, channels, size, window, stride, channels)
+            layers.layer("pm_q8_depthwise", own, **given)
+            layers.pool("pm_q8_average", own, **given)
+            layers.pool("pm_q8_maximum", own, batch)
+        for width, results, across in ((96, 24, size), (300, 40, 1), (500, 7, 2)):
+            layers.layer("pm_q8_pointwise", square(width, results, across), **given)
+        layers.add(batch * channels * size, limits=limits)
+        layers.quantize(batch, channels, size * size)
+        layers.dequantize(batch, channels, size * size)
+    return layers
 
 
 class Normalized(nn.Module):  # type: ignore[misc, unused-ignore]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -257,15 +258,15 @@ def autoencoder(batch: int = 2) -> Training:
 # -- other networks --------------------------------------------------------------------------------
 
 
-def mobilenetv2(batch: int = 1) -> Training:
-    """Return MobileNetV2 of width 0.35 for images of 48 x 48 (Sandler et al., 2018)."""
+def mobilenetv2(batch: int = 1, size: int = 48) -> Training:
+    """Return MobileNetV2 of width 0.35 for square images (Sandler et al., 2018)."""
     rows = (
         (3, 1, 8, 1, 1), (3, 6, 8, 2, 2), (3, 6, 16, 3, 2), (3, 6, 24, 4, 2), (3, 6, 32, 3, 1),
         (3, 6, 56, 3, 2), (3, 6, 112, 1, 1),
     )  # fmt: skip
     layers = [*convolution(3, 16, 2), nn.ReLU6(), *bottlenecks(16, rows, widens=False)]
     layers += [*convolution(112, 1280, size=1), nn.ReLU6()]
-    return _classifier(layers, 1280, 10), functional.cross_entropy, images(batch, 48)
+    return _classifier(layers, 1280, 10), functional.cross_entropy, images(batch, size)
 
 
 def lenet(batch: int = 1) -> Training:
@@ -366,6 +367,11 @@ NETWORKS: Final[dict[str, Callable[..., Training]]] = {
     "mlp": mlp,
 }
 """Networks by name; each takes the samples of a step."""
+LARGER: Final[dict[str, Callable[..., Training]]] = {
+    "mobilenetv2-035-96": partial(mobilenetv2, size=96),
+    "mobilenetv2-035-128": partial(mobilenetv2, size=128),
+}
+"""The same for larger images, which only boards are held against."""
 
 
 # -- what is said of a network ---------------------------------------------------------------------

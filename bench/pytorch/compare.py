@@ -1,6 +1,7 @@
 """Compare ways to train inside a budget: memory peak, step time, bytes written, equal bits.
 
-Two studies: PyTorch's own kernels, and Inductor's inside of ``torch.compile``.
+Three studies: compiled steps with PyTorch's own kernels, the back end with Inductor's, and both
+back ends on networks of libraries.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import Study, record
 from poetmodel.bench.measurement import FAILED
 from pytorch.runs import FUSED as FUSED_METHOD
-from pytorch.runs import STOCK, TrainingRun, fused_runs, training_runs
+from pytorch.runs import STOCK, TrainingRun, fused_runs, library_runs, training_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,4 +92,12 @@ FUSED: Final = _study(
     name="fused",
     runs=fused_runs,
     smoke_runs=lambda: [TrainingRun(network="mlp8-b16", method=STOCK, reference=STOCK, **_SMALL)],
+)
+LIBRARY: Final = _study(
+    name="library",
+    runs=library_runs,
+    smoke_runs=lambda: [
+        TrainingRun(network="unet/1", method=method, fresh=True, **_SMALL)
+        for method in ("checkpoint", "backend@checkpoint")
+    ],
 )

@@ -149,8 +149,8 @@ def vit(batch: int) -> Training:
     return nn.Sequential(*patches, *layers, *head), functional.cross_entropy, images(batch, 64)
 
 
-def unet(batch: int) -> Training:
-    """Return a U-Net of three levels for images of 64 x 64 (after Ronneberger et al., 2015)."""
+def unet(batch: int, *, width: int = 32, size: int = 64) -> Training:
+    """Return a U-Net of three levels for square images (after Ronneberger et al., 2015)."""
 
     def level(into: int, width: int, inner: nn.Module | None) -> nn.Module:
         way_down = Block(*convolution(into, width), nn.ReLU())
@@ -160,10 +160,10 @@ def unet(batch: int) -> Training:
         joined = Joined(nn.Sequential(nn.MaxPool2d(2), inner, up))
         return nn.Sequential(way_down, joined, Block(*convolution(2 * width, width), nn.ReLU()))
 
-    model = level(3, 32, level(32, 64, level(64, 128, None)))
-    x, _ = images(batch, 64)
-    out = nn.Conv2d(32, 1, 1)
-    return nn.Sequential(model, out), functional.mse_loss, (x, torch.randn(batch, 1, 64, 64))
+    model = level(3, width, level(width, 2 * width, level(2 * width, 4 * width, None)))
+    x, _ = images(batch, size)
+    out = nn.Conv2d(width, 1, 1)
+    return nn.Sequential(model, out), functional.mse_loss, (x, torch.randn(batch, 1, size, size))
 
 
 def mlp(batch: int) -> Training:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.pages import bytes_of
+from pytorch.library import BLOCKS
 from pytorch.networks import Block
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class TrainingMethod:
 
     run: Step
     """Fills the gradients; returns the loss."""
+    prepare: Callable[[], object] = lambda: None
+    """What follows each step."""
     written_bytes: Callable[[], int] = lambda: 0
     """Returns how much it has written so far [B]."""
     details: dict[str, Any] = field(default_factory=dict)
@@ -168,7 +171,11 @@ SAVED: Final = (
 def checkpoint_per_block(training: Training, **options: Any) -> TrainingMethod:
     """Keep what goes into and out of each block; recompute the block in the backward pass."""
     model, loss_fn, _ = training
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    blocks = [
+        module
+        for module in model.modules()
+        if isinstance(module, Block) or type(module).__name__ in BLOCKS
+    ]
     for block in blocks:
         block.forward = partial(  # type: ignore[method-assign, unused-ignore]
             checkpoint, block.forward, use_reentrant=False, **options

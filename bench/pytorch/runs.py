@@ -59,6 +59,10 @@ FUSED: Final = "fused"
 """The back end with Inductor's kernels; a share is one of the peak of `STOCK`."""
 FUSED_NETWORKS: Final = ("gpt4-b8", "bert4-b8", "vit4-b8", "unet-b8", "decoder4-b8")
 """Networks of the comparison of Inductor's kernels."""
+BACKEND: Final = "backend"
+"""The back end with PyTorch's kernels."""
+LIBRARY: Final = ("gpt2-small", "bert-base", "vit-base", "convnext-tiny", "unet", "llama")
+"""Networks of libraries; ``gpt2-small/4`` has four blocks."""
 KNOBS: Final = (0.8, 0.6, 0.4, 0.2, 0.05)
 """Settings of ``activation_memory_budget``; its default is 1."""
 FUSED_SHARES: Final = (0.7, 0.55, 0.45)
@@ -96,6 +100,8 @@ class TrainingRun(RecordedRun):
     """
     reference: str = "eager"
     """What it is timed beside and held against: ``eager``, or `STOCK`."""
+    fresh: bool = False
+    """Whether each step begins without gradients, which then are part of the peak."""
 
     @property
     def name(self) -> str:
@@ -111,7 +117,7 @@ class TrainingRun(RecordedRun):
     @property
     def own(self) -> str | None:
         """Which kind of compiled step it runs; None for peers."""
-        return self.kind if self.kind in (*OURS, KEEP_ALL, FUSED) else None
+        return self.kind if self.kind in (*OURS, KEEP_ALL, BACKEND, FUSED) else None
 
     @property
     def peer(self) -> str | None:
@@ -150,5 +156,38 @@ def fused_runs(
     for network, (method, shares) in product(networks, methods):
         run = TrainingRun(
             network=network, method=method, reference=STOCK, limit_s=limit_s, pairs=pairs
+        )
+        yield from (replace(run, share=share) for share in shares)
+
+
+def library_runs(
+    networks: tuple[str, ...] = LIBRARY,
+    knobs: tuple[float, ...] = (0.5, 0.2),
+    limit_s: float = LIMIT_S,
+    pairs: int = PAIRS,
+) -> Iterator[TrainingRun]:
+    """Yield the runs of `BACKEND` and `FUSED` on networks of libraries, at the peaks of peers."""
+    own, alone = f"{BACKEND}@", (None,)
+    methods: tuple[tuple[str, str, Sequence[float | None]], ...] = (
+        *(("eager", method, alone) for method in ("eager", "checkpoint", "selective")),
+        ("eager", "memory-budget", knobs),
+        *(("eager", f"{own}{peer}", alone) for peer in ("checkpoint", "selective")),
+        ("eager", f"{own}memory-budget", knobs),
+        (STOCK, STOCK, (None, *knobs)),
+        (STOCK, f"{FUSED}@{STOCK}", knobs),
+    )
+    plain = [each for each in methods if each[0] != STOCK]
+    fused_ones = [each for each in methods if each[0] == STOCK]
+    for network, (reference, method, shares) in (
+        *product(networks, plain),
+        *product(networks, fused_ones),
+    ):
+        run = TrainingRun(
+            network=network,
+            method=method,
+            reference=reference,
+            limit_s=limit_s,
+            pairs=pairs,
+            fresh=True,
         )
         yield from (replace(run, share=share) for share in shares)

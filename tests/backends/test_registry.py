@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from kit.instances import scarce_problem
-from poetmodel.backends import Limits, RawSolution, SolverStatus, backend, backend_names, registry
+from poetmodel.backends import Limits, RawSolution, SolverStatus, backend
 from poetmodel.backends.call import SolverCall
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import Highs, _is_misfit, fresh_scheduler
 from poetmodel.backends.standard_form import StandardForm
-from poetmodel.errors import BackendError, BackendUnavailableError, InputError, LicenceError
+from poetmodel.errors import BackendError, InputError
 from poetmodel.model import build
 
 
@@ -47,41 +47,6 @@ def test_no_solver_is_loaded_before_it_is_used():
         "print([m for m in ('highspy', 'pyscipopt', 'gurobipy', 'pyomo') if m in sys.modules])\n"
     )
     assert printed(code) == "[]\n"
-
-
-@pytest.mark.parametrize("name", backend_names())
-def test_installed_back_ends_pass(name):
-    """Each solver that is here solves the small model, and has nothing against its size."""
-    try:
-        registry.try_out(name)
-    except BackendUnavailableError as error:
-        pytest.skip(str(error))
-    assert registry.refusal(name, columns=2, rows=1) is None
-
-
-@pytest.mark.parametrize("size", [{"columns": 2001, "rows": 1}, {"columns": 1, "rows": 2001}])
-@pytest.mark.gurobi
-def test_limited_licence_refuses_columns_and_rows(size):
-    """The licence that comes with Gurobi takes 2,000 of each; HiGHS has none to refuse with."""
-    pytest.importorskip("gurobipy")
-    assert registry.refusal("highs", **size) is None
-    refused = registry.refusal("gurobi", **size)
-    if refused is None:
-        pytest.skip("the licence at hand has no size limit")
-    assert "size-limited licence" in str(refused)
-
-
-def test_wrong_value_and_other_failures_are_no_refusal(monkeypatch):
-    """A value other than the known one is an error; only the licence's no is a refusal."""
-    monkeypatch.setattr(registry, "_least", lambda *_: 2.0)
-    with pytest.raises(BackendError, match="it says 2"):
-        registry.try_out("highs")
-
-    def no(*_):
-        raise LicenceError("too large")
-
-    monkeypatch.setattr(registry, "_least", no)
-    assert str(registry.refusal("highs", columns=1, rows=1)) == "too large"
 
 
 # -- what a solve loads, and what it leaves of Pyomo ---------------------------------------------

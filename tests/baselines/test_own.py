@@ -275,18 +275,3 @@ def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine, tmp_path):
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
     refused = invoke(*command, "mine", "--out", str(out), "--quiet")
     assert (refused.status, "known in this process alone" in refused.err) == (2, True)
-
-
-def test_report_compares_with_a_file(mine, tmp_path):
-    """The method stands on the page beside the earlier ones; one with a solver is refused."""
-    out, page = tmp_path / "mlp.json", tmp_path / "mlp.html"
-    assert invoke(*SOLVE, "--out", str(out)).status == 0
-    command = ("report", str(out), "--device", "rpi4b", "--out", str(page), "--quiet", "--json")
-    found = invoke(*command, "--method", f"{mine}:half", "--method", f"{mine}:raises", status=0)
-    rivals = found.json["schedules"][0]["comparison"]["methods"]
-    told = {rival["method"]: rival for rival in rivals}
-    assert told[f"{mine}:half"]["keeps_limits"]
-    assert "raised KeyError" in told[f"{mine}:raises"]["reason"]
-    assert f"{mine}:half" in page.read_text(encoding="utf-8")
-    refused = invoke(*command, "--method", "checkmate")
-    assert (refused.status, "it needs a solver" in refused.err) == (2, True)

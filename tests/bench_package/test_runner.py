@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from poetmodel.bench import Run, Settings, Store, grid, measurement, sweep
 from poetmodel.bench.measurement import _course, blank, measure
 from poetmodel.bench.runner import sweep_queue
 from poetmodel.bench.tables import rows
-from poetmodel.errors import BackendUnavailableError, InputError, LicenceError
+from poetmodel.errors import BackendUnavailableError, LicenceError
 from poetmodel.process import WorkerProcess
 from poetmodel.schedule import RELATIONS
 
@@ -60,7 +59,7 @@ def _run(runs, folder, *, deaths=None, warm=True):
     begun = []
     told = []
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
-    queue.run(_Pool(deaths or [], begun), lambda: 4)
+    queue.run(_Pool(deaths or [], begun), 4)
     return begun, told
 
 
@@ -154,53 +153,6 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path):
     assert (told[-1].done, told[-1].failed) == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "said"),
-    [
-        ("tcp://127.0.0.1:9", "cannot be reached"),
-        ("127.0.0.1:9", "cannot be reached"),
-        ("tcp://127.0.0.1:99999", "cannot be reached"),
-        ("tcp://[::1]:9", "cannot be reached"),
-        ("tcp://127.0.0.1", "expected an address such as tcp://"),
-        ("http://127.0.0.1:9", "expected an address such as tcp://"),
-        ("nonsense", "expected an address such as tcp://"),
-        ("", "expected an address such as tcp://"),
-    ],
-)
-def test_unreachable_scheduler(scheduler, said, tmp_path):
-    """An address that is none, or at which nobody answers, is named; no folder is made."""
-    pytest.importorskip("distributed")
-    with pytest.raises(InputError, match=said):
-        sweep(_runs(), tmp_path / "sweep", scheduler=scheduler)
-    assert not (tmp_path / "sweep").exists()
-
-
-@pytest.mark.parametrize("banner", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"short"])
-def test_what_listens_and_is_no_scheduler(banner, tmp_path, monkeypatch):
-    """A server that is silent, or greets otherwise than Dask, is told from one in time."""
-    pytest.importorskip("distributed")
-    monkeypatch.setattr("poetmodel.bench.workers.CONNECT_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer():
-            connection, _ = server.accept()
-            connection.sendall(banner)
-            if banner == b"short":
-                connection.close()
-            else:
-                kept.append(connection)
-
-        kept = []
-        thread = threading.Thread(target=answer)
-        thread.start()
-        port = server.getsockname()[1]
-        with pytest.raises(InputError, match=r"no Dask scheduler|cannot be reached"):
-            sweep(_runs(), tmp_path / "sweep", scheduler=f"tcp://127.0.0.1:{port}")
-        thread.join()
-        for connection in kept:
-            connection.close()
-
-
 def test_runs_of_another_sweep_are_left_to_it(tmp_path):
     """What it has claimed is waited for, and what it has recorded is not solved again."""
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
@@ -260,29 +212,6 @@ def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path):
     begun, _ = _run((small, large), tmp_path)
     timer.join()
     assert begun == [(large.name, "other")]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_cluster_survives_the_death_of_a_worker(tmp_path):
-    """On a real Dask cluster of two workers, one of which is killed, the sweep ends complete."""
-    distributed = pytest.importorskip("distributed")
-    runs = _runs("75%", "80%", "85%", "90%", "95%", "100%", methods=METHODS)
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as local:
-        killed = []
-
-        def kill_once(progress):
-            if progress.done == 2 and not killed:
-                process = next(iter(local.workers.values())).process
-                killed.append(process.pid)
-                os.kill(process.pid, signal.SIGKILL)
-
-        records = sweep(runs, tmp_path, scheduler=local.scheduler_address, on_progress=kill_once)
-    assert killed
-    assert len(records) == len(runs)
-    assert {record["status"] for record in records} <= {"optimal", "feasible"}
 
 
 # -- one run -------------------------------------------------------------------------------------
@@ -397,39 +326,6 @@ def test_refusal_is_told_apart_from_a_missing_solver(error, status, monkeypatch)
     record = measure(_one_run("optimal").to_dict())
     assert (record["status"], record["reason"]) == (status, str(error))
     assert record["result"] is None
-
-
-@pytest.mark.parametrize("stated", [True, False])
-def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(stated, monkeypatch):
-    """Where the limit passed before the solver was called, the licence is asked afterwards.
-
-    The schedule of such a run is the start's, whether the model had been stated by then or not;
-    how long the rest of the solve took does not matter.
-    """
-    asked = []
-
-    def refusal(_, **sizes):
-        asked.append(sizes)
-        return LicenceError("too large")
-
-    def too_late(*arguments, **options):
-        if stated:
-            monkeypatch.setattr("poetmodel.solver.monolithic.ModelProof._ask", lambda *_: None)
-            return run(*arguments, **options)
-        return run(*arguments, **options | {"time_limit": 1e-6})
-
-    one = replace(_one_run("optimal"), formulation="compact")
-    taken = measure(one.to_dict())
-    assert taken["status"] == "optimal"
-    monkeypatch.setattr("poetmodel.backends.registry.refusal", refusal)
-    assert measure(one.to_dict())["status"] == "optimal"
-    assert asked == []
-    monkeypatch.setattr(measurement, "run_method", too_late)
-    record = measure(one.to_dict())
-    assert asked[-1] == {name: taken["statistics"][name] for name in ("columns", "rows")}
-    assert (record["status"], record["reason"]) == ("refused", "too large")
-    assert record["result"] is None
-    assert record["schedule"] is None
 
 
 def test_loading_is_not_measured(monkeypatch):

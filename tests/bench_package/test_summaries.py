@@ -11,7 +11,7 @@ from kit.figure_rows import row, without
 from poetmodel.bench.pictures import TICKS, check_form, digest, draw, overheads, panels, round_ticks
 from poetmodel.bench.runs import Run
 from poetmodel.bench.summaries import overhead_ratio, percent, shifted_mean_s, summary
-from poetmodel.bench.tables import pareto, rows, write_csv, write_parquet
+from poetmodel.bench.tables import rows, write_csv
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind, Map, Panel, stage_map
@@ -294,31 +294,6 @@ def test_runs_without_a_schedule_have_empty_figures():
     found = rows([record, failed])
     assert [row["energy_j"] for row in found] == [None, None]
     assert [row["reason"] for row in found] == ["below the floor", None]
-    assert pareto(found) == []
-
-
-def test_front_of_energy_ram_and_time():
-    """What another row beats in one figure and matches in the rest is not on the front."""
-    found = rows(
-        [
-            _record(30, 1.0, bound_j=1.0, time_s=3.0),
-            _record(30, 1.0, time_s=3.0, method="dtr"),  # equal: the first stays
-            _record(40, 1.0, time_s=3.0),  # more RAM for nothing
-            _record(20, 2.0, time_s=3.0),
-            _record(40, 3.0, time_s=1.0, method="capuchin"),  # dear but quick
-            _record(50, 3.0, time_s=2.0, method="rotor"),
-            _record(10, None),
-            _record(99, 9.0, time_s=9.0, model="other"),
-        ]
-    )
-    front = pareto(found)
-    assert [(row["model"], row["peak_ram_bytes"], row["proven"]) for row in front] == [
-        ("m", 20, False),
-        ("m", 30, True),
-        ("m", 40, False),
-        ("other", 99, False),
-    ]
-    assert front[2]["method"] == "capuchin"
 
 
 def test_csv_has_all_rows(tmp_path):
@@ -329,18 +304,6 @@ def test_csv_has_all_rows(tmp_path):
         lines = list(csv.DictReader(stream))
     assert [line["overhead_j"] for line in lines] == ["1.0", ""]
     write_csv(tmp_path / "empty.csv", [])
-
-
-@pytest.mark.filterwarnings("default")
-def test_parquet_has_all_rows(tmp_path):
-    """The same table, with numbers as numbers."""
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    found = rows([_record(10, 1.0), _record(20, None)])
-    write_parquet(tmp_path / "cells.parquet", found)
-    frame = pandas.read_parquet(tmp_path / "cells.parquet")
-    assert list(frame.columns) == list(found[0])
-    assert frame["overhead_j"].sum() == 1.0
 
 
 def test_picture_of_a_sweep(tmp_path, told):

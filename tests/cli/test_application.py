@@ -1,4 +1,4 @@
-"""The application: first steps, help, completion, exit statuses, and streams that go away."""
+"""The application: first steps, help, exit statuses, and streams that go away."""
 
 import os
 import re
@@ -12,19 +12,13 @@ import typer
 
 import poetmodel
 from kit.commands import invoke, refused
-from poetmodel.backends.registry import backend_names
-from poetmodel.baselines import method_names
-from poetmodel.baselines.own import own_names
-from poetmodel.bench.figures import FIGURES
-from poetmodel.cli import completion, inspect
+from poetmodel.cli import inspect
 from poetmodel.cli.application import app
-from poetmodel.device.io import device_names
 from poetmodel.errors import BackendError, BackendUnavailableError, VerificationError
-from poetmodel.graph.catalogue import model_names
 
 COMMANDS = (
     "solve", "limits", "choose", "plan", "trace", "profile", "export", "state", "sweep", "report",
-    "explore", "bench", "inspect", "verify", "explain", "diff", "models", "devices", "doctor",
+    "explore", "bench", "inspect", "verify", "explain", "diff", "models", "devices",
 )  # fmt: skip
 SLOW = ("bench",)
 """Commands whose example takes long."""
@@ -233,7 +227,7 @@ def test_full_disk_behind_stdout_is_told():
 def test_plain_terminal_gets_plain_output():
     """In a pipe, or with NO_COLOR, there are no colours; in ASCII, no character breaks."""
     for environment in ({"NO_COLOR": "1", "FORCE_COLOR": ""}, {"PYTHONIOENCODING": "ascii"}):
-        for command in ("models", "doctor"):
+        for command in ("models", "devices"):
             process = start(command, **environment)
             assert process.returncode == 0, process.stderr
             assert "\x1b" not in process.stdout
@@ -246,12 +240,12 @@ def test_completion_is_offered(shell):
     """The shell can complete commands and options."""
     process = start(
         _POETMODEL_COMPLETE=f"complete_{shell}",
-        COMP_WORDS="poetmodel do",
+        COMP_WORDS="poetmodel exp",
         COMP_CWORD="1",
-        _TYPER_COMPLETE_ARGS="poetmodel do",
+        _TYPER_COMPLETE_ARGS="poetmodel exp",
         _TYPER_COMPLETE_FISH_ACTION="get-args",
     )
-    assert "doctor" in process.stdout
+    assert "explain" in process.stdout
     assert "inspect" not in process.stdout
 
 
@@ -298,93 +292,3 @@ def test_a_solver_that_is_left_behind_does_not_keep_the_program():
     )
     ended = python(code)
     assert (ended.returncode, ended.stdout) == (4, "answer\n")
-
-
-# -- completion ----------------------------------------------------------------------------------
-FOREIGN = ("numpy", "scipy", "pyomo", "highspy", "networkx", "torch", "rich")
-"""Packages that are too slow for a keystroke."""
-
-
-def offered(words, typed):
-    """Return what click's completion offers after some words."""
-    from typer._completion_classes import BashComplete  # the class for bash, of this typer
-    from typer.main import get_command
-
-    from poetmodel.cli.application import app
-
-    complete = BashComplete(get_command(app), {}, "poetmodel", "_POETMODEL_COMPLETE")
-    return [item.value for item in complete.get_completions(list(words), typed)]
-
-
-OF_DEVICE = ("solve", "limits", "inspect", "verify", "plan", "trace", "profile")
-OF_FILE = ("verify", "plan", "explain", "report", "diff")
-MODELS = ("solve", "limits", "inspect", "models", "sweep", "profile")
-METHODS = (*method_names(), *own_names())
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        *(((name,), model_names()) for name in MODELS),
-        *(((name, "x.json", "--graph"), model_names()) for name in OF_FILE),
-        (("sweep", "mlp"), model_names()),
-        *(((name, "--device"), device_names()) for name in OF_DEVICE),
-        (("explain", "x.json", "--device"), device_names()),
-        (("profile", "mlp", "--power-from"), device_names()),
-        (("devices",), device_names()),
-        (("solve", "mlp", "--backend"), backend_names()),
-        (("solve", "mlp", "--formulation"), ("lazy", "compact", "paper")),
-        (("solve", "mlp", "--minimize"), ("energy", "time", "ram", "writes")),
-        (("solve", "mlp", "--deadline-counts"), ("compute", "serial", "overlap")),
-        (("solve", "mlp", "--method"), METHODS),
-        (("sweep", "mlp", "--methods"), METHODS),
-        (("plan", "x.json", "--mode"), ("blocking", "dma")),
-        (("plan", "x.json", "--format"), ("json", "text")),
-        (("bench",), tuple(FIGURES)),
-    ],
-)
-def test_names_are_offered(words, names):
-    """All that would be accepted, those with the typed beginning, and nothing else."""
-    assert offered(words, "") == list(names)
-    assert offered(words, names[0]) == [name for name in names if name.startswith(names[0])]
-    assert offered(words, "nothing-of-that") == []
-
-
-def test_lists_go_on_after_a_comma():
-    """The last name of a list is completed, and none is offered twice."""
-    assert offered(("sweep", "mlp", "--devices"), "rpi4b,mk") == ["rpi4b,mkr1000"]
-    assert offered(("sweep", "mlp", "--backends"), "highs,") == ["highs,scip", "highs,gurobi"]
-    assert "optimal,dtr" in offered(("sweep", "mlp", "--methods"), "optimal,d")
-
-
-def test_names_have_their_meaning():
-    """Shells that can show more than a name show what it is."""
-    for names in (completion.models, completion.devices, completion.methods):
-        assert [name for name, text in names() if not text] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    ["solve ", "solve mlp --device ", "solve mlp --method ", "bench ", "sweep mlp --devices rp"],
-)
-def test_a_keystroke_loads_nothing_slow(line):
-    """Completing loads no solver, no modelling library and no other large package."""
-    code = (
-        "import atexit, sys\n"
-        f"slow = lambda: [name for name in {FOREIGN!r} if name in sys.modules]\n"
-        "atexit.register(lambda: print(slow(), file=sys.stderr))\n"
-        "from poetmodel.cli.entry import main\n"
-        "main()\n"
-    )
-    words = f"poetmodel {line}"
-    asked = {"COMP_WORDS": words, "COMP_CWORD": f"{words.count(' ')}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | asked | {"_POETMODEL_COMPLETE": "complete_bash"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip()
-    assert done.stderr == "[]\n"

@@ -1,4 +1,4 @@
-"""``poetmodel models``, ``devices``, ``doctor``, ``inspect``: what there is and what it takes."""
+"""``poetmodel models``, ``devices``, ``inspect``: what there is and what it takes."""
 
 import copy
 import json
@@ -12,13 +12,10 @@ import pytest
 from kit.commands import BOARD, CHAIN, chain, invoke, refused, write_graph
 from kit.report_subjects import subject
 from kit.worked import skip_problem, state, update
-from poetmodel.backends import registry
-from poetmodel.cli import doctor as module
 from poetmodel.cli.options import StateName
 from poetmodel.device import Costs
 from poetmodel.device.hardware import device_figures
 from poetmodel.device.io import device_names, load_device
-from poetmodel.errors import BackendError, BackendUnavailableError, LicenceError
 from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import describe_model, model_names
 from poetmodel.graph.zoo.state import STATES
@@ -84,62 +81,6 @@ def test_implausible_device_is_warned_about(told):
     assert "Test board" in outcome.out
     assert "none" in outcome.out
     assert invoke("devices", path, "--json").json["storage"] is None
-
-
-def test_every_back_end_and_extra_is_listed(monkeypatch):
-    """Each has a state; HiGHS, which comes along, solves a model; a wrong value is no success."""
-    document = invoke("doctor", "--json").json
-    assert document["works"] is True
-    assert [found["name"] for found in document["backends"]] == ["highs", "scip", "gurobi"]
-    assert document["backends"][0]["state"] == "works"
-    assert [found["name"] for found in document["extras"]] == list(module.EXTRAS)
-    states = {found["state"] for found in (*document["backends"], *document["extras"])}
-    assert states <= {"works", "installed", "missing", "broken"}
-    monkeypatch.setattr(registry, "_least", lambda *_: 2.0)
-    assert invoke("doctor", "--json").json["backends"][0]["state"] == "broken"
-
-
-def test_table_fits_and_says_how_to_install(monkeypatch):
-    """A missing package comes with the command that installs its extra."""
-    monkeypatch.setattr(module, "installed", lambda _: None)
-    outcome = invoke("doctor")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert max(map(len, outcome.out.splitlines())) <= 80
-    for extra in {extra for extra, _ in module.EXTRAS.values()}:
-        assert f"poetmodel[{extra}]" in " ".join(outcome.out.split())
-
-
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [(BackendUnavailableError("not here"), "missing"), (BackendError("no good"), "broken")],
-)
-def test_what_does_not_work_is_said(error, state, monkeypatch):
-    """A back end that is missing or fails says so; without the default one the status is 5."""
-    from poetmodel.backends.highs import Highs
-
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(Highs, "versions" if state == "missing" else "solve", fail)
-    outcome = invoke("doctor", "--json", status=5)
-    found = outcome.json["backends"][0]
-    assert (found["state"], found["remark"]) == (state, str(error))
-    assert outcome.json["works"] is False
-
-
-def test_licence_that_refuses_large_models_is_named(monkeypatch):
-    """A small model works and a larger one is refused: the licence is limited."""
-    real = registry._least
-
-    def limited(name, columns, rows):
-        if columns >= registry.LICENCE_SIZE:
-            msg = "too large"
-            raise LicenceError(msg)
-        return real(name, columns, rows)
-
-    monkeypatch.setattr(registry, "_least", limited)
-    found = invoke("doctor", "--json").json["backends"][0]
-    assert (found["state"], found["remark"]) == ("works", "the licence is limited to small models")
 
 
 WHOLE_BOARD = {

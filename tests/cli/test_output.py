@@ -15,7 +15,7 @@ from poetmodel.cli.application import app
 from poetmodel.cli.output import MOST_SENTENCE, _shared, printable
 
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
-LISTS = ("models", "devices", "doctor", "inspect resnet18-cifar", "devices rpi4b", "models mlp")
+LISTS = ("models", "devices", "inspect resnet18-cifar", "devices rpi4b", "models mlp")
 
 
 @pytest.fixture
@@ -98,7 +98,6 @@ def test_quiet_commands_print_nothing(told):
         ("profile", CHAIN, "--device", BOARD_FILE),
         ("models",),
         ("devices", "rpi4b"),
-        ("doctor",),
         ("sweep", "mlp", *sweep, "--out", Path("sweep")),
     ):
         outcome = invoke(*arguments, "--quiet")

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, invoke, refused, write_solved
+from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
 from kit.pages import read_page
-from kit.report_subjects import certificate, step_values
-from kit.worked import skip_problem
 from poetmodel.report.presenter import look_up
 
 pytest.importorskip("jinja2")
@@ -67,59 +65,13 @@ def test_schedules_stand_side_by_side():
     assert {"map-A", "map-B", "time-A", "time-B"} <= set(page.ids)
 
 
-def test_compiled_steps_bring_their_graph(told):
-    """What a PyTorch step reported, as JSON, needs no --graph; schedules of it stand beside it."""
-    file, out, schedule = Path("step.json"), Path("r.html"), Path("s.json")
-    values = step_values(skip_problem(), certificate=certificate(reasons=["the core was busy"]))
-    file.write_text(json.dumps(values))
-    done = invoke("report", file, "--out", out, status=0)
-    told(done.out)
-    told(done.err, "then")
-    assert read_page(out.read_text(encoding="utf-8")).values["A", "step.compile_s"] == 1.5
-    schedule.write_text(json.dumps(values["result"]))
-    both = invoke("report", schedule, file, "--out", out, "--json", status=0)
-    first, second = both.json["schedules"]
-    assert first["step"] is None
-    assert second["step"]["certificate"]["heap_peak_bytes"] == 90
-    assert first["commands"][-1].endswith("--graph skip")
-
-
-def test_sweep_folder_gives_the_front():
-    """Cells and front come from the folder; the schedule's own point is among them."""
-    folder, schedule = Path("sweep"), Path("mlp.schedule.json")
-    swept = invoke(
-        *("sweep", "mlp", "--devices", "rpi4b", "--ram", "75%,100%", "--out", folder, "--quiet")
-    )
-    assert swept.status == 0
-    made = invoke(
-        *("solve", "mlp", "--device", "rpi4b", "--ram", "75%", "--quiet", "--out", schedule)
-    )
-    assert made.status == 0
-    out = Path("r.html")
-    done = report("mlp", out, schedule, "--sweep", folder, "--json", status=0)
-    assert len(done.json["sweep"]["cells"]) == 2
-    assert done.json["sweep"]["pareto"]
-    page = read_page(out.read_text(encoding="utf-8"))
-    charts = json.loads(page.scripts["charts"])["charts"]
-    assert {chart["type"] for chart in charts} >= {"gauge", "timeline", "map", "front"}
-    assert [here["name"] for here in charts[-1]["here"]] == ["A"]
-
-
 def test_bad_input_is_told(told):
-    """No graph, another graph, no sweep, an input as target: status 2, and nothing is written."""
+    """No graph, another graph, an input as target: status 2, and nothing is written."""
     out = Path("r.html")
     told(invoke("report", SCHEDULE, "--out", out).err)
     told(report("mlp", out, SCHEDULE, status=2).err, "other")
-    told(report(CHAIN, out, SCHEDULE, "--sweep", Path("none"), status=2).err, "missing")
     assert report(CHAIN, SCHEDULE, SCHEDULE).status == 2
     assert report(CHAIN, out, *[SCHEDULE] * 9).status == 2
-    assert not out.exists()
-    assert not (Path("none")).exists()
-    file, values = Path("step.json"), step_values(skip_problem())
-    file.write_text(json.dumps(values))
-    told(report(CHAIN, out, file, status=2).err, "step")
-    file.write_text(json.dumps(values | {"budget_bytes": None}))
-    told(refused("report", file, "--out", out), "broken")
     assert not out.exists()
 
 

@@ -25,7 +25,6 @@ FILES = {
     "poetmodel-schedule": "schedule/relations.py",
     "poetmodel-plan": "plan/program.py",
     "poetmodel-step": "export/io.py",
-    "poetmodel-compiled-step": "report/step_file.py",
     "poetmodel-export": "export/folder.py",
 }
 """The module that states the newest version of each format."""
@@ -113,7 +112,7 @@ What does `--commit` cost?
 How long does my flash last?
   reference/formats.md: results state after how many training steps the storage is worn
 Can I train with int8 weights?
-  concepts/deviations.md: there is no int8, and files of quantized networks are refused
+  concepts/deviations.md: To train int8 weights would take
 My watchdog fires during a step. What now?
   guides/build-systems.md: run it in slices with `vTaskDelay(1)` between
 How do I put the arena into PSRAM?

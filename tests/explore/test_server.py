@@ -1,10 +1,7 @@
 """What a page asks of the explorer, what it gets, and who gets nothing."""
 
-import io
 import json
 import shlex
-import time
-import zipfile
 
 import httpx
 import pytest
@@ -13,9 +10,6 @@ from kit.explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
-from poetmodel.explore.choice import Catalogue, ExplorerChoice
-from poetmodel.explore.exports import export
-from poetmodel.explore.tasks import Talk
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.schedule.io import load_document
@@ -35,7 +29,7 @@ def test_choices_name_networks_and_devices(visitor):
     found = visitor.client.get("/api/choices").json()
     assert {"name": "mlp", "group": "network"} in found["models"]
     assert {"name": "mkr1000", "ram_bytes": 32768} in found["devices"]
-    assert (found["initial"], found["time_limit_s"]) == (MLP, 20.0)
+    assert found["initial"] == MLP
     found = visitor.open(MLP)
     assert (found["floor_bytes"], found["keep_all_bytes"]) == (4336, 6736)
     assert found["deadline"]["least_s"] < found["deadline"]["most_s"]
@@ -45,7 +39,7 @@ def test_choices_name_networks_and_devices(visitor):
 
 
 def test_point_is_solved_to_the_optimum(visitor):
-    """Its figures are those of `poetmodel.solve`, its gap is closed, its history ends with it.
+    """Its figures are those of `poetmodel.solve`, and its gap is closed.
 
     An answer has the charts of the report, decisions and words, and is the same for ever; instead
     of a revision that is over the newest one is named.
@@ -58,7 +52,6 @@ def test_point_is_solved_to_the_optimum(visitor):
     assert point["energy_j"] == pytest.approx(direct.energy_j)
     assert point["peak_ram_bytes"] <= point["ram_bytes"]
     assert point["gap"] <= 1e-4
-    assert point["history"][-1][1] == point["value"]
     again = visitor.want(visitor.open(MLP), 0.3)  # a known point is answered at once, as it is
     assert again == visitor.point(point["id"])
     point = solved(visitor)
@@ -148,10 +141,7 @@ def test_deadline_is_kept(visitor):
 
 
 def test_exported_schedule_and_plan_are_valid_files(visitor, tmp_path):
-    """The verifier accepts the schedule under the problem that it states, and its figures.
-
-    Of a built-in network there is no C, and a sentence says so.
-    """
+    """The verifier accepts the schedule under the problem that it states, and its figures."""
     point = solved(visitor)
     path = f"/api/points/{point['id']}/export"
     reply = visitor.client.get(f"{path}/schedule")
@@ -166,9 +156,6 @@ def test_exported_schedule_and_plan_are_valid_files(visitor, tmp_path):
     page = visitor.client.get(f"{path}/report")
     assert page.headers["content-type"].startswith("text/html")
     assert "<title>mlp on " in page.text
-    assert "c" not in visitor.open(MLP)["exports"]
-    reply = visitor.client.get(f"{path}/c")
-    assert (reply.status_code, "step file" in reply.json()["detail"]) == (409, True)
 
 
 def command_of(visitor, point):
@@ -208,51 +195,16 @@ def test_command_reproduces_the_point(visitor, more, tmp_path, monkeypatch):
     assert document.stated["energy_j"] == pytest.approx(point["energy_j"], rel=1e-6)
 
 
-def test_c_of_a_step_file_keeps_the_ram_of_the_point(visitor, tmp_path, monkeypatch):
-    """The zip is a whole folder of C, whose tensors have no more RAM than the point.
-
-    The command that is handed out makes the same folder.
-    """
+def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
+    """The tensors of the folder have no more RAM than the point."""
     problem = visitor.open({"model": STEP.name, "device": "nrf52840"})
-    assert "c" in problem["exports"]
     point = visitor.ended(visitor.want(problem, 0.6)["id"])
-    reply = visitor.client.get(f"/api/points/{point['id']}/export/c")
-    assert reply.status_code == 200, reply.text
-    with zipfile.ZipFile(io.BytesIO(reply.content)) as archive:
-        names = {name.partition("/")[2] for name in archive.namelist()}
-        (manifest,) = (name for name in archive.namelist() if name.endswith("/manifest.json"))
-        stated = json.loads(archive.read(manifest))
-    assert {"src/pm_step.c", "include/pm.h", "src/pm_weights.c", "README.md"} <= names
-    assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
     line = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)
     assert run(*shlex.split(line)[1:]) == 0
     (made,) = tmp_path.glob("*/manifest.json")
-    again = json.loads(made.read_text(encoding="utf-8"))
-    assert again["arena"] == stated["arena"]
-
-
-@pytest.mark.parametrize(("waited_s", "most_s"), [(0.0, 20.0), (15.0, 5.1), (600.0, 5.0)])
-def test_wait_for_a_worker_counts_as_time_for_c(waited_s, most_s, monkeypatch):
-    """C comes within the limit of a solve after it was asked for; a quarter is left in any case."""
-    limits = []
-
-    def recorded(*_, time_limit, **__):
-        limits.append(time_limit)
-
-    monkeypatch.setattr("poetmodel.export.exporting.export_step", recorded)
-    catalogue = Catalogue(steps={STEP.name: str(STEP)})
-    job = {
-        "kind": "c",
-        "asked_s": time.time() - waited_s,
-        "choice": ExplorerChoice(model=STEP.name, device="nrf52840").model_dump(),
-        "search": {"time_limit": 20.0, "gap": 0.01},
-        "ram_bytes": 65536,
-        "deadline_s": None,
-    }
-    talk = Talk(catalogue=catalogue, tell=lambda _: None, cancelled=lambda: False)
-    assert export(job, talk).values["media"] == "application/zip"
-    assert 5.0 <= limits[0] <= most_s
+    stated = json.loads(made.read_text(encoding="utf-8"))
+    assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
 
 
 @pytest.mark.parametrize(

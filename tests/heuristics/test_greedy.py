@@ -18,6 +18,7 @@ from kit.instances import (
 from kit.oracle import optimum
 from kit.rotation import parts
 from kit.worked import even_costs, in_time_problem, skip_graph, skip_problem
+from layered import random_layered
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
@@ -29,7 +30,6 @@ from poetmodel.graph import (
     operation,
 )
 from poetmodel.graph.catalogue import load_model
-from poetmodel.graph.zoo import random_layered
 from poetmodel.heuristics import greedy
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.greedy import construct, page_everything, trivial

@@ -109,6 +109,17 @@ def test_room_for_one_large_tensor_goes_to_several_small_ones():
     assert partial.restorations() == pages[1:]
 
 
+def test_what_could_not_be_dropped_is_once_there_is_room():
+    """Repairs of one partial schedule know what was in the way; more RAM ends that."""
+    problem, obstacles = skip_problem(), {}
+    partial = PartialSchedule(problem.graph, [Restoration(3, 0, RECOMPUTE)])
+    for limit_bytes, left in ((14, 1), (14, 1), (15, 0)):
+        repair = repair_of(problem, partial, obstacles=obstacles)
+        repair.limit_bytes = limit_bytes
+        repair.drop_needless()
+        assert len(partial.restorations()) == left
+
+
 def test_any_partial_schedule_can_be_repaired_where_everything_may_be_paged():
     """From random recomputations too, down to the floor."""
     for number, problem in enumerate(

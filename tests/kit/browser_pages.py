@@ -68,19 +68,6 @@ class Report(OpenPage):
         return self.page.locator(f"#{chart}-readout").inner_text()
 
 
-def sweep_cells(device, *figures):
-    """Return cells of a sweep of a network: RAM, overhead and peak of each, on energy of 10 J."""
-    return [
-        {
-            **{"model": "mlp", "device": device, "deadline": None, "ram": ram, "key": ram},
-            **{"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 1.0},
-            **{"energy_j": 11.0, "baseline_energy_j": 10.0, "overhead_j": overhead_j},
-            "peak_ram_bytes": peak,
-        }
-        for ram, overhead_j, peak in figures
-    ]
-
-
 def opened(browser, file, how):
     """Open a report."""
     return Report.at(browser, how, file.as_uri())

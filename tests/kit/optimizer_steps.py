@@ -23,6 +23,9 @@ OPTIMIZERS = {
     "nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.02),
     "maximize": lambda p: SGD(p, lr=0.1, momentum=0.9, maximize=True),
     "foreach": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.02, foreach=True),
+    "sgd, fused": lambda p: SGD(
+        p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1, maximize=True, fused=True
+    ),
     "adam": lambda p: ADAM(p, lr=0.01),
     "adam, weight decay": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, maximize=True),
     "adamw": lambda p: ADAMW(p, lr=0.01),
@@ -59,6 +62,7 @@ OPTIMIZERS = {
         p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, maximize=True
     ),
     "radam, foreach": lambda p: torch.optim.RAdam(p, lr=0.01, betas=(0.9, 0.9), foreach=True),
+    "adagrad, fused": lambda p: ADAGRAD(p, lr=0.01, lr_decay=0.1, weight_decay=0.1, fused=True),
     "adagrad, foreach": lambda p: ADAGRAD(p, lr=0.01, lr_decay=0.1, foreach=True),
 }
 """Optimizers by name; each update must be eager's bit for bit."""

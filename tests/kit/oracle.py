@@ -33,6 +33,9 @@ commits that is paid for resident state too, with erases and records.
 
 An operator in place takes less RAM at those choices in which the input goes at its step.
 
+Own rows that count in stages are upper limits without negative coefficients, so what is struck out
+keeps them. They are counted apart.
+
 A label that is no better than an earlier one in any sum that is minimized or limited, at the same
 state, is dropped too: whatever follows the one may follow the other. A lower limit is an upper one
 of the negated sum. A limit is passed, and a label comes late, with all rewards that lie ahead.
@@ -90,6 +93,14 @@ class _Quantity(NamedTuple):
             list(map(Fraction.__add__, *both)) for both in zip(self[1:], other[1:], strict=True)
         ]
         return _Quantity(self.base + other.base, *columns)
+
+
+class _InStages(NamedTuple):
+    """What an own row counts in stages: the weights of decisions, and how much there may be."""
+
+    weights: dict[tuple[str, int, int], int]
+    """By count, stage and node or tensor, in units of the finest digit."""
+    slack: int
 
 
 class _Counted(NamedTuple):
@@ -188,6 +199,7 @@ class _Search:
         ]
         self.steps = [(t, k) for t in range(self.n) for k in range(t + 1)]
         self.counted = list(self._counted(problem, minimize))
+        self.in_stages = list(self._in_stages(problem))
         self._rewards()
         self.useful = self._useful()
         self.sums = {0: 0}
@@ -260,6 +272,8 @@ class _Search:
             if given is not None:
                 yield _Counted.of(quantity, Fraction(given) * (1 + TOLERANCE))
         for row in problem.constraints:
+            if any("@" in key for key in row.terms):
+                continue
             quantity = self._sum(total, row.terms.items())
             near = max(
                 map(abs, (Fraction(row.lower or 0), Fraction(row.upper or 0), quantity.base))
@@ -269,6 +283,22 @@ class _Search:
                 yield _Counted.of(quantity, Fraction(row.upper) + slack)
             if row.lower is not None:
                 yield _Counted.of(quantity.times(Fraction(-1)), slack - Fraction(row.lower))
+
+    def _in_stages(self, problem):
+        """Yield the own rows that count in stages."""
+        for row in problem.constraints:
+            weights = {}
+            for key, weight in row.terms.items():
+                when, _, name = key.partition(":")
+                count, _, stage = when.partition("@")
+                if stage:
+                    index = self.node_number if count == "recomputations" else self.number
+                    weights[count, int(stage), index[name]] = Fraction(weight)
+            if weights:
+                scale = lcm(*(weight.denominator for weight in weights.values()))
+                near = 0 if _is_whole(row.terms.items()) else TOLERANCE * abs(Fraction(row.upper))
+                slack = floor((Fraction(row.upper) + near) * scale)
+                yield _InStages({key: int(scale * w) for key, w in weights.items()}, slack)
 
     def _totals(self, problem):
         """Return the sums over all nodes and tensors, by the names that own constraints use."""
@@ -402,7 +432,7 @@ class _Search:
     def run(self):
         """Expand labels from the least value on; the first that is through is the best."""
         order = itertools.count()
-        start = (0,) * len(self.counted)
+        start = (0,) * (len(self.counted) + len(self.in_stages))
         heap = [(0, 0, next(order), start, 0, self.from_start, -1)]
         trail = []
         seen = {}
@@ -429,7 +459,7 @@ class _Search:
 
     def _value(self, cost):
         """Return the minimized quantity of a label."""
-        if not cost:
+        if not self.counted:
             return 0.0
         of = self.counted[0]
         return float(of.base + Fraction(cost[0], of.scale))
@@ -495,11 +525,20 @@ class _Search:
                     + sum(page_out[i] for i in _bits(move.paged_out))
                 )
             self.paid[key] = more
-        total = tuple(map(int.__add__, cost, more))
-        for of, sum_, ahead in zip(self.counted, total, self.ahead, strict=True):
+        beside = [self._in_stage(row.weights, t, k, move) for row in self.in_stages]
+        total = tuple(map(int.__add__, cost, (*more, *beside)))
+        slacks = zip(total[len(more) :], self.in_stages, strict=True)
+        if any(sum_ > row.slack for sum_, row in slacks):
+            return None
+        for of, sum_, ahead in zip(self.counted, total[: len(more)], self.ahead, strict=True):
             if of.slack is not None and sum_ + ahead[step + 1] > of.slack:
                 return None
         return total
+
+    def _in_stage(self, weights, t, k, move):
+        """Return what a move adds to an own row that counts in stages."""
+        again = weights.get(("recomputations", t, k), 0) if move.computes and k < t else 0
+        return again + sum(weights.get(("page_ins", t, i), 0) for i in _bits(move.paged_in))
 
     def _schedule(self, trail, last):
         """Write down the moves that lead to a label."""

@@ -268,6 +268,51 @@ def _scaled_terms(rng, problem):
     return (("energy_j", 1), ("bytes_written", share or 1.0)), False
 
 
+def stage_rows_problem(seed, n=(4, 5), *, searched=True, **fixed):
+    """Make a problem with upper limits on what happens in stages, each broken by the best before.
+
+    Half of them have state; now and then there is a constraint on totals beside them. Those that
+    are not to be `searched` may be larger.
+    """
+    rng = seeded(f"stage rows of {seed}")
+    make = rng.choice((scarce_problem, state_problem))
+    problem = make(seed, n, **fixed)
+    rows = rng.randint(1, 4)
+    for number in range(rows):
+        best = optimum(problem) if searched else solve(problem, formulation="compact", gap=0.0)
+        if best is None or best.schedule is None:
+            break
+        row = _stage_row(rng, problem, best.schedule, f"stage{number}")
+        if row is None:
+            break
+        problem = replace(problem, constraints=(*problem.constraints, row))
+        if number == rows - 1 and rng.random() < 0.2:
+            problem = with_random_rows(rng, problem, best.schedule, rows=1)
+    return problem
+
+
+def _stage_row(rng, problem, schedule, name):
+    """Draw a limit that a schedule is just above; None where it does nothing in stages."""
+    graph = problem.graph
+    again = [("recomputations", t, graph.nodes[k].name) for t, k in schedule.R if k < t]
+    paged = [("page_ins", t, graph.tensors[i].name) for t, i in schedule.M_in]
+    if not again + paged:
+        return None
+    chosen = rng.sample(again + paged, rng.randint(1, len(again + paged)))
+    weights = dict.fromkeys(chosen, 1)
+    if rng.random() < 0.5:  # whatever is done of one kind in some stages
+        kind, t, _ = rng.choice(chosen)
+        names = graph.node_index if kind == "recomputations" else graph.tensor_index
+        stages = range(t, min(len(graph.nodes), t + rng.randint(1, 3)))
+        weights = {(kind, s, name): 1 for s in stages for name in names}
+    elif rng.random() < 0.4:
+        weights = {act: rng.choice((1, 2, 0.5)) for act in chosen}
+    done = sum(weights.get(act, 0) for act in again + paged)
+    upper = done - min(weights.values()) if rng.random() < 0.6 else 0
+    terms = {f"{kind}@{t}:{item}": weight for (kind, t, item), weight in weights.items()}
+    return Constraint(name=name, terms=terms, upper=upper)
+
+
 def state_rows_problem(seed, n=(3, 5), **fixed):
     """Make such a problem with own constraints, of homes too, and now and then an own objective."""
     return constrained(seeded(f"rows of state/{seed}"), state_problem(seed, n, **fixed))

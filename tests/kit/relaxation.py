@@ -125,6 +125,8 @@ def run_rounds(problem, grouping=None):
                 raise RoundsError(msg)
             return Found(None, count, current)
         value = raw.objective * relaxation.unit
+        if problem.minimize == Quantity.RAM:
+            value = max(value, problem.floor.bytes)  # the model's own bound is a little below
         if value < bound - CLOSE:
             msg = f"round {count}: the bound falls from {bound} to {value}"
             raise RoundsError(msg)

@@ -3,12 +3,12 @@
 from kit.commands import training_step
 from kit.worked import bench_device
 from poetmodel.device import Costs, StorageMode
-from poetmodel.graph.io import graph_from_dict, graph_to_dict
+from poetmodel.graph.io import graph_from_dict
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.report.subject import Sources, Subject, in_graph
+from poetmodel.report.subject import Sources, Subject, in_graph, solved_subject
 from poetmodel.schedule.io import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import solve
@@ -95,8 +95,6 @@ def step_values(problem, **changes):
     plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
     check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
     return {
-        "format": "poetmodel-compiled-step",
-        "version": 2,
         "name": graph.name,
         "torch": "2.13.0+cpu",
         "call": "poetmodel.torch.compile(model, loss_fn, inputs, ram='50%')",
@@ -129,15 +127,25 @@ def step_values(problem, **changes):
         },
         "compile_s": 1.5,
         "certificate": certificate(),
-        "result": result.to_dict(),
-        "scheduled": {"graph": graph_to_dict(graph), "costs": costs.table(graph).to_dict()},
         **changes,
     }
 
 
-def sweep_row(key, ram, overhead_j, **keys):
-    """Make a row of a sweep of `skip_problem`."""
-    fixed = {"model": "skip", "device": "board", "deadline": None, "ram": "50%"}
-    figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
-    rest = {"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 11.0}
-    return {**fixed, **figures, **rest, "key": key, "baseline_energy_j": 10.0, **keys}
+def step_subject(problem, **changes):
+    """Return what the page of a compiled step shows, the best schedule of a problem its own."""
+    return planned_subject(problem, step_values(problem, **changes))
+
+
+def planned_subject(problem, step):
+    """Return the best schedule of a problem with its plan, and what is said of its step."""
+    result = solve(problem)
+    usable = problem.usable_ram_bytes
+    plan = make_plan(
+        problem.graph,
+        problem.costs,
+        result.require_schedule(),
+        mode=StorageMode.BLOCKING,
+        ram_budget_bytes=usable,
+    )
+    check = check_plan(problem.graph, problem.costs, plan, ram_budget_bytes=usable)
+    return solved_subject(result, name="compiled step", plan=plan, check=check, step=step)

@@ -26,7 +26,7 @@ from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.problem import LinearRow, Problem
+from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 
 
@@ -72,20 +72,19 @@ def test_groups_end_where_coefficients_of_an_own_row_change():
 
 
 def test_page_ins_that_an_own_row_counts_wait_for_nothing():
-    """They are offered in every group in which a reader could run, kept for free there or not."""
+    """They are offered in every group that the row has up to the last use, kept for free or not."""
     problem = scarce_problem("waiting", 9, minimize="energy")
     n = len(problem.graph.nodes)
-    paged_in = [(t, i) for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)]
-    row = LinearRow.of([(1, ("paged_in", index)) for index in paged_in], name="few", upper=0)
-    stated = problem.surrogate(rows=(row,))
+    stated = problem.subject_to(
+        few=lambda v: sum(v.page_ins[t, i] for t in range(n) for i in v.page_ins) <= 0
+    )
     recomputable = recomputable_nodes(stated)
-    every = find_events(stated, range(n), recomputable=recomputable)
     grouping = Grouping(n).add([n // 2], own={0: frozenset(range(n))})
     found = build_relaxation(stated, grouping, recomputable)
-    for i, stages in enumerate(found.events.page_in):
+    for i, (k, stages) in enumerate(zip(problem.graph.node_of, found.events.page_in, strict=True)):
         last = max(found.events.events[i], default=-1)
         sure = found.events.sure[i]
-        assert stages == tuple(t for t in every.page_in[i] if t <= last and t not in sure)
+        assert stages == tuple(t for t in range(k + 1, last + 1) if t not in sure)
     assert found.events.dominated == frozenset()
     (row,) = found.row_families["stage_limits"]
     assert found.row_upper[row] == 0

@@ -11,9 +11,10 @@ for ``paper``, costs that rise from node to node, and every limit there is, each
 
     RAM 13 B (all kept: 15)   storage 9 B of 15   deadline 12 s of 10 s   energy budget 12 J of 10 J
 
-``constraints`` and what is called ``own-...`` are of the same problem with four constraints of a
-user's own and, but for ``paper``, an objective of his own; see `golden_problem`. ``state-...`` are
-of a training step with state and operators in place; see `state_problem`.
+``constraints``, ``stage_limits`` and what is called ``own-...`` are of the same problem with four
+constraints of a user's own and, but for ``paper``, a fifth that counts in stages and an objective
+of his own; see `golden_problem`. ``state-...`` are of a training step with state and operators in
+place; see `state_problem`.
 """
 
 import os
@@ -39,8 +40,8 @@ FOLDER = Path(__file__).parent / "golden"
 SHIPPED = (*FORMULATIONS.values(), UNREDUCED)
 OWN = {
     PAPER.name: ("constraints",),
-    COMPACT.name: ("constraints", "own-variables", "own-once", "own-objective"),
-    UNREDUCED.name: ("constraints", "own-objective"),
+    COMPACT.name: ("constraints", "stage_limits", "own-variables", "own-once", "own-objective"),
+    UNREDUCED.name: ("constraints", "stage_limits", "own-objective"),
 }
 """Files of the problem with own constraints; its other components state what the others do."""
 STATE = {
@@ -64,7 +65,7 @@ STATE = {
     ),
 }
 """Files of the problem with state and operators in place."""
-APART = ("constraints", "homes_kept")
+APART = ("constraints", "homes_kept", "stage_limits")
 """Components that state nothing about the first problem."""
 CASES = [
     pytest.param(formulation, name, id=f"{formulation.name}.{name}")
@@ -93,6 +94,9 @@ def golden_problem(formulation, *, own=False):
     )
     if paper:
         return problem
+    problem = problem.subject_to(
+        calm=lambda v: v.page_ins["d", "a"] + 2 * v.page_ins["c", "a"] + v.recomputations[3, 0] <= 1
+    )
     return problem.minimizing(lambda v: v.energy_j - 3 * v.page_outs["a"] - 2 * v.page_ins["b"])
 
 
@@ -128,9 +132,10 @@ def stated(formulation, problem):
     """Build a formulation component by component; return the lines that each one adds."""
     m = Model(problem, formulation, exact=True)
     if formulation == COMPACT:
-        n = len(problem.graph.nodes)
-        m.grouping = Grouping.of_stages(n)
-        m.events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
+        n, rows = len(problem.graph.nodes), problem.stage_limits
+        m.grouping = Grouping.of_stages(n, len(rows))
+        offered = recomputable_nodes(problem)
+        m.events = find_events(problem, range(n), recomputable=offered, counted=rows)
     added = {}
     for part in formulation.components:
         before = names_in(m)

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {
     *("pyomo", "highspy", "networkx", "pydantic", "torch", "matplotlib", "plotly"),
-    *("distributed", "gurobipy", "pyscipopt", "scipy"),
+    *("gurobipy", "pyscipopt", "scipy"),
 }
 """Packages that only what needs them may load."""
 
@@ -104,7 +104,6 @@ ALSO = {
     "torch/lowering": ("choosing", "export"),
     "torch/step": ("export/test_kernels_updates.py",),
     "graph/zoo/state": ("cli/test_lists.py",),
-    "solver/sensitivity/alternatives": ("cli/test_explain.py",),
     "solver/sensitivity/explanation": ("cli/test_solve.py",),
 }
 """Who may import modules besides the tests that lie as they do: a folder or a file."""

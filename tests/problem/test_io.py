@@ -80,6 +80,12 @@ def one(text):
         ),
         ('sum = {"page_outs:pool[0]" = 1}\nat_most = 0', {"page_outs:pool[0]": 1}, None, 0),
         ('sum = {"page_outs:?onv[2-9]" = 1}\nat_most = 0', {"page_outs:conv2": 1}, None, 0),
+        (
+            'sum = {"page_ins@2:conv*" = 1}\nat_most = 1',
+            {"page_ins@2:conv1": 1, "page_ins@2:conv2": 1},
+            None,
+            1,
+        ),
     ],
 )
 def test_a_sum_names_totals(read, text, terms, lower, upper):
@@ -151,6 +157,15 @@ FAULTS = {
         "constraint: expected a list of tables, [[constraint]], got [constraint]",
     ),
     "no table": ("constraint = [3]", "constraint[0]: expected a table, got 3"),
+    "no such stage": (
+        one(f'sum = {{"page_ins@99:conv1" = 1}}{AFTER}'),
+        f"{PLACE}.sum: 'page_ins@99:conv1': expected a stage after @, a number from 0 to 2",
+    ),
+    "at least in a stage": (
+        one('sum = {"page_ins@1:conv1" = 1}\nat_least = 1'),
+        "constraint 'x': what counts in stages takes an upper limit alone, without coefficients "
+        "below 0; in a model of pm.build(problem, reductions=False) it can be stated",
+    ),
     "unknown key": (
         one("sum = {bytes_read = 1}\nat_most = 3\nmost = 4"),
         f"{PLACE}.most: unknown key; did you mean at_most?",
@@ -172,7 +187,8 @@ FAULTS = {
     "no total": (
         one("sum = {wear = 1}" + AFTER),
         f"{PLACE}.sum: 'wear': expected one of bytes_written, bytes_read, energy_j, compute_s, "
-        "transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME, resident:NAME",
+        "transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME, resident:NAME, "
+        "recomputations@STAGE:NAME, page_ins@STAGE:NAME",
     ),
     "no match": (
         one('sum = {"recomputations:bn*" = 1}' + AFTER),

@@ -20,15 +20,12 @@ from poetmodel.problem import (
     Coefficients,
     Constraint,
     DeadlineCounts,
-    LinearRow,
     Problem,
     Quantity,
     weighted,
 )
 from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
 from poetmodel.schedule import simulate
-from poetmodel.solver import solve
-from poetmodel.solver.outcome import accepted, as_candidate
 
 
 def paid(schedule, coefficients):
@@ -166,12 +163,6 @@ def test_a_reference_changes_units_alone():
     fastest = surrogate.without(Quantity.TIME, minimize="time")
     assert fastest.objective.reference is None
     assert fastest.stand_in.transfer_share == 0.5
-    problem = skip_problem()
-    surrogate = problem.surrogate(never_recomputed=frozenset({1}))
-    again = surrogate.surrogate(reference_value=2.0)
-    for found in (surrogate, again, replace(again, paging=False)):
-        assert not found.may_recompute(1)
-        assert found.may_recompute(0) == problem.may_recompute(0)
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
@@ -185,25 +176,6 @@ def test_the_time_of_a_surrogate_is_its_sum(share, value):
     objective = problem_of("time").surrogate(transfer_share=share).objective
     assert objective.overhead(simulation) == value
     assert problem_of("time").objective.overhead(simulation) == 1.0
-
-
-def test_a_row_over_stages_is_kept_by_what_is_done_in_them():
-    """A schedule that breaks one is not accepted, though it keeps every rule."""
-    problem = skip_problem(ram=12)
-    schedule = solve(problem).require_schedule()
-    family = "paged_in" if schedule.M_in else "recomputed"
-    done = next(iter(schedule.M_in or schedule.R))
-    terms = [(2, (family, done)), (1, ("paged_out", 0))]
-    row = LinearRow.of(terms, name="once", upper=1)
-    assert row.is_kept({("paged_out", 0)}.__contains__)
-    assert not row.is_kept({(family, done)}.__contains__)
-    assert accepted(problem, schedule) is not None
-    limited = problem.surrogate(rows=(row,))
-    candidate = as_candidate(limited, schedule)
-    assert candidate.violations == ("constraint 'once' is broken",)
-    assert accepted(limited, schedule) is None
-    roomy = problem.surrogate(rows=(replace(row, upper=3),))
-    assert accepted(roomy, schedule) is not None
 
 
 # -- totals --------------------------------------------------------------------------------------
@@ -250,6 +222,12 @@ def rows(rule):
             {"page_ins:a": 1, "page_ins:b": 1, "page_ins:c": 1},
             None,
             2,
+        ),
+        (
+            lambda v: v.page_ins[2, "a"] + 2 * v.recomputations["c", 0] <= 1,
+            {"page_ins@2:a": 1, "recomputations@2:a": 2},
+            None,
+            1,
         ),
     ],
 )
@@ -299,6 +277,15 @@ def test_a_list_of_relations_gives_numbered_rows():
         (lambda v: {"a": v.energy_j <= 3}, "got an object"),
         (lambda v: v.energy_j * float("nan") <= 3, "finite"),
         (lambda v: v.energy_j <= 10**400, "finite"),
+        (lambda v: v.page_outs[1, "a"] <= 1, "in a stage recomputations and page_ins are counted"),
+        (lambda v: v.page_ins[3, "a"] <= 1, r"page_ins\[3, 'a'\]: the graph has no such stage"),
+        (lambda v: v.page_ins[1, "a"] >= 1, "takes an upper limit alone.*reductions=False"),
+        (lambda v: v.page_ins[1, "a"] == 1, "takes an upper limit alone"),
+        (lambda v: v.page_ins[1, "a"] <= v.page_ins[2, "a"], "without coefficients below 0"),
+        (
+            lambda v: v.page_ins[1, "a"] + v.page_ins["a"] <= 1,
+            "'page_ins:a' is no count in a stage",
+        ),
     ],
 )
 def test_what_is_no_linear_relation_of_totals_is_refused(rule, words, caplog):
@@ -323,7 +310,11 @@ def test_a_row_needs_a_name_finite_numbers_and_limits(row, words):
         Constraint(**row)
 
 
-@pytest.mark.parametrize("key", ["page_ins:x", "recomputations:", "bytes", "page_ins"])
+@pytest.mark.parametrize(
+    "key",
+    ["page_ins:x", "recomputations:", "bytes", "page_ins", "page_ins@3:a", "page_ins@x:a",
+     "page_outs@1:a", "page_ins@1:x"],
+)  # fmt: skip
 def test_a_problem_names_keys_that_its_graph_does_not_have(key):
     """Rows from files name nodes and tensors, too."""
     row = Constraint(name="w", terms={key: 1}, upper=1)
@@ -366,6 +357,9 @@ def test_the_simulator_counts_totals():
         (lambda v: v.energy_j <= 86.9, True),
         (lambda v: v.transfer_s >= 0.76, True),
         (lambda v: 0.1 * v.compute_s + 0.2 * v.page_ins["a"] <= 1.0, False),  # 0.8 + 0.2
+        (lambda v: v.page_ins[2, "a"] <= 0, True),
+        (lambda v: v.page_ins[1, "a"] + v.recomputations[2, "a"] <= 0, False),
+        (lambda v: 0.5 * v.page_ins[2, "a"] + v.recomputations[1, "a"] <= 1.4, True),
     ],
 )
 def test_verify_names_a_broken_row(rule, broken):
@@ -383,6 +377,12 @@ def test_an_objective_has_finite_weights(weight):
         PROBLEM.minimizing(lambda v: weight * v.energy_j)
     with pytest.raises(InputError, match=r"^objective: 'energy_j': "):
         replace(PROBLEM, minimize="own", own_objective=(("energy_j", weight),))
+
+
+def test_an_objective_counts_in_all_stages():
+    """A weight of one stage is refused."""
+    with pytest.raises(InputError, match=r"^objective: 'page_ins@1:a'"):
+        PROBLEM.minimizing(lambda v: v.page_ins[1, "a"])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -15,7 +15,6 @@ from poetmodel.device import Device
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.report.page import LIBRARIES
 from poetmodel.report.presenter import look_up
-from poetmodel.report.step_file import parse_step, step_subject
 from poetmodel.torch import compile, measure, trace
 from poetmodel.torch.runtime import certificate
 from poetmodel.torch.runtime.comparison import ResultDifference
@@ -182,10 +181,7 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
 
 # -- reports ---------------------------------------------------------------------------------------
 def test_the_report_is_plain(step):
-    """JSON gives back exactly what went in, also before there is a certificate.
-
-    The schedule of a report is valid, and its plan is the one that runs.
-    """
+    """JSON gives back exactly what went in, also before there is a certificate."""
     found = step.report()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["certificate"]["equal"] is True
@@ -196,12 +192,6 @@ def test_the_report_is_plain(step):
     fresh = keep_all(*rows(nn.Linear(4, 4))).report()
     assert fresh["certificate"] is None
     assert json.loads(json.dumps(fresh, allow_nan=False)) == fresh
-    found = step_subject(step.report(), source="step.json")
-    assert found.verdict.valid
-    assert found.plan is not None
-    assert found.plan.program == step.plan.program
-    assert found.simulation.energy_j == pytest.approx(step.result.energy_j)
-    assert [note for note in found.notes if "reserved" not in note] == []
 
 
 def test_a_page_is_written(step, tmp_path):
@@ -236,7 +226,7 @@ def test_a_certificate_is_that_of_what_ran():
 def test_other_files_are_refused(step, tmp_path, monkeypatch):
     """The two kinds are named, and nothing is written.
 
-    Pages need an extra, which is told; figures need nothing, and are read again.
+    Pages need an extra, which is told; figures need nothing.
     """
     with pytest.raises(InputError, match=r"step.txt: expected a file \*.html, .* or \*.json"):
         step.report(tmp_path / "step.txt")
@@ -247,7 +237,7 @@ def test_other_files_are_refused(step, tmp_path, monkeypatch):
         step.report(tmp_path / "step.html")
     assert list(tmp_path.iterdir()) == []
     found = step.report(str(tmp_path / "step.json"))
-    assert parse_step((tmp_path / "step.json").read_text(encoding="utf-8")) == found
+    assert json.loads((tmp_path / "step.json").read_text(encoding="utf-8")) == found
 
 
 def test_the_call_names_what_was_chosen():

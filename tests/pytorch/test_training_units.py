@@ -229,10 +229,10 @@ def hooked(parameters):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (torch.optim.Adadelta, "expected SGD, .* or RAdam of torch.optim, got .*.Adadelta"),
+        (torch.optim.Adadelta, "expected SGD, .* or Muon of torch.optim, got .*.Adadelta"),
         (lambda p: Own(p, lr=0.1), "expected SGD.* got .*Own"),
         (lambda _: "sgd", "got 'sgd'"),
-        (lambda p: SGD(p, fused=True), "group 0: fused=True cannot be traced; leave it out"),
+        (lambda p: ADAM(p, capturable=True), "group 0: capturable=True cannot be traced; leave it"),
         (torch.optim.LBFGS, "LBFGS computes the loss as often as it finds .* in its closure"),
         (lambda p: ADAM(p, lr=torch.tensor(0.5)), "group 0: lr is a tensor; .* such as lr=0.5"),
         (lambda p: ADAM([{"params": p, "lr": "0.5"}]), "group 0: lr: expected a number, got '0.5'"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, opened, sweep_cells
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, opened
 from kit.report_subjects import subject
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
@@ -29,10 +29,9 @@ def subjects():
 
 @pytest.fixture(scope="module")
 def file(subjects, tmp_path_factory):
-    """Return the page of both, with a sweep of two cells."""
-    cells = sweep_cells("mkr1000", ("70%", 1.0, 4000), ("90%", 0.5, 5000))
+    """Return the page of both."""
     out = tmp_path_factory.mktemp("report") / "r.html"
-    write_report(out, subjects, cells=cells, front=[{**cells[0], "proven": True}])
+    write_report(out, subjects)
     return out
 
 
@@ -225,21 +224,18 @@ def test_paper_gets_everything(report):
     report.page.locator("#theme").click()
 
 
-def test_selection_is_lit_in_table_and_network(report, subjects):
-    """A row of the table lights the block, a bar of the network lights the rows; Escape ends it."""
+def test_selection_is_lit_in_the_table(report, subjects):
+    """A row is lit in all schedules, and part of the address; Escape ends it."""
     page, graph = report.page, subjects[0].graph
-    report.draw("network-A")
     i = graph.tensor_index["relu1"]
     page.locator(f'#decision-table tr[data-tensor="{i}"]').first.click()
-    assert page.locator("#network-A .lit .name").all_inner_texts() == ["relu1"]
     assert page.evaluate("() => location.hash") == "#tensor=relu1"
-    assert report.readout("network-A").startswith("relu1: ")
-    page.locator('#network-A [data-tensor="0"]').click()
+    page.evaluate("() => page.select(0)")
     lit = page.locator("#decision-table tr.lit")
     assert lit.count() == 2
     assert all(graph.tensors[0].name in text for text in lit.all_inner_texts())
     page.keyboard.press("Escape")
-    assert lit.count() == page.locator("#network-A .lit").count() == 0
+    assert lit.count() == 0
 
 
 def test_selected_tensor_opens_its_fold(report, subjects):
@@ -280,9 +276,8 @@ def test_name_of_a_decision_is_always_seen(browser, file, how):
 
 
 def test_selection_stays_readable(report):
-    """With a tensor lit in table, network and map, axe finds nothing."""
-    for chart in ("network-A", "map-A"):
-        report.draw(chart)
+    """With a tensor lit in table and map, axe finds nothing."""
+    report.draw("map-A")
     report.page.evaluate("() => page.select(2)")
     report.assert_accessible()
     report.page.evaluate("() => page.select(null)")

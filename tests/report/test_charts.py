@@ -1,37 +1,29 @@
-"""What the charts of a report show: one schedule, several, the network, how a solve went."""
+"""What the charts of a report show: a schedule, and how a solve went."""
 
-from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instances, seeded
+from kit.instances import seeded
 from kit.plans import random_plan, random_state_plan
-from kit.report_subjects import subject, sweep_row, training_problem
-from kit.worked import comb_problem, even_costs, skip_graph, skip_problem
+from kit.report_subjects import subject, training_problem
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
-from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
-from poetmodel.graph.structure import Node, Tensor
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.report.charts import (
     KINDS,
     address_chart,
-    front_chart,
     gauge_chart,
     map_chart,
-    overlay_chart,
-    progress_chart,
-    progress_of,
 )
-from poetmodel.report.network import arranged, blocks_of, network_chart, path_of
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.solver import solve
 
 
 def cells(chart):
@@ -94,81 +86,7 @@ def test_addresses_of_the_plan():
     assert address_chart(replace(one, places=None)) is None
 
 
-def test_front_of_a_sweep():
-    """A line per method, by RAM; the edge has what no smaller peak undercuts."""
-    rows = [
-        sweep_row("b", 200, 0.5),
-        sweep_row("a", 100, 1.0),
-        sweep_row("c", 300, 0.7, method="lru-paging", backend=None, status="feasible"),
-        sweep_row("d", 300, 0.0) | {"energy_j": None, "overhead_j": None, "peak_ram_bytes": None},
-    ]
-    chart = front_chart(rows, rows[:2])
-    assert [line["name"] for line in chart["lines"]] == ["optimal, highs", "lru-paging"]
-    assert (chart["lines"][0]["x"], chart["lines"][0]["y"]) == ([100, 200], [10, 5])
-    assert chart["lines"][1]["proven"] == [False]
-    assert (chart["front"]["x"], chart["front"]["y"]) == ([100, 200], [10, 5])
-    assert "on the front" in chart["lines"][0]["texts"][0]
-    assert "on the front" not in chart["lines"][1]["texts"][0]
-    assert not chart["log"]
-    assert front_chart([sweep_row("a", 100, 1.0), sweep_row("b", 200, 0.01)], [])["log"]
-
-
-# -- incumbent and bound over time -----------------------------------------------------------------
-def test_history_of_the_file_is_drawn():
-    """Energies are shares of a single pass, and the end says whether it is proven."""
-    one = subject(comb_problem())
-    chart = progress_of(one)
-    assert chart["history"] == [list(moment) for moment in one.document.history]
-    assert chart["unit"] == "%"
-    assert 100 * chart["factor"] == pytest.approx(one.problem.baseline_energy_j)
-    assert chart["proven"]
-    assert chart["end"].startswith("proven optimal after ")
-    assert progress_of(replace(one, document=replace(one.document, history=()))) is None
-    assert progress_of(replace(one, costs=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("minimize", "unit", "name", "history", "status", "end"),
-    [
-        ("time", "s", "time beyond a single pass", [(0.5, 4.0, 1.0), (60.0, 4.0, 3.0)],
-         "feasible", "stopped after 60 s: at most 25 %"),
-        ("ram", "B", "peak RAM", [(0.5, None, 1.0), (60.0, None, 3.0)],
-         None, "no schedule after 60 s"),
-        ("writes", "B", "written to storage", [(0.5, 4.0, None), (2.0, 4.0, 4.0)],
-         "optimal", "proven optimal after 2 s"),
-    ],
-)  # fmt: skip
-def test_other_quantities_have_their_units(minimize, unit, name, history, status, end):
-    """What is minimized is drawn; how the solve ended, and what was open then, is told."""
-    problem = replace(comb_problem(), minimize=minimize)
-    chart = progress_chart(problem, history, status=status)
-    assert (chart["unit"], chart["y_name"]) == (unit, name)
-    assert chart["end"].startswith(end)
-
-
 # -- several schedules, and the RAM of their device ------------------------------------------------
-@pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_curves_are_those_of_the_plans(mode):
-    """At each instruction a curve has the RAM that the plan checker found, its peak included."""
-    one = subject(skip_problem(), mode=mode)
-    other = subject(skip_problem(recompute=False), label="B", mode=mode)
-    assert overlay_chart([one]) is gauge_chart([one]) is None  # no other, and no device
-    chart = overlay_chart([one, other])
-    assert [curve["label"] for curve in chart["curves"]] == ["A", "B"]
-    for each, curve in zip((one, other), chart["curves"], strict=True):
-        assert curve["x"] == sorted(curve["x"])
-        assert max(curve["y"]) == each.check.peak_ram_bytes  # in bytes, since it is below 1 KiB
-        assert curve["budget"] == each.plan.ram_budget_bytes
-        assert each.check.makespan_s is not None
-        assert curve["x"][-1] == pytest.approx(each.check.makespan_s)
-        following = each.check.moments[1:]
-        for step, moment, after in zip(
-            each.plan.program, each.check.moments, following, strict=False
-        ):
-            if after.issued_s > moment.issued_s:
-                inside = (moment.issued_s + after.issued_s) / 2
-                ram = moment.high_bytes if step.op == "compute" else moment.ram_bytes
-                assert curve["y"][bisect_right(curve["x"], inside) - 1] == ram
 
 
 def test_gauge_adds_up():
@@ -188,118 +106,6 @@ def test_gauge_adds_up():
     assert sum(whole["parts"]) == checkpoint_all_peak_bytes(graph) + resident
     assert keep_all_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
     assert whole["missing"] > 0
-
-
-def test_random_plans_have_their_peaks():
-    """The highest point of a curve is the peak, also where it lasts no time."""
-    for problem in random_instances(20):
-        one = subject(problem, mode="dma") if solve(problem).schedule else None
-        if one and one.check:
-            chart = overlay_chart([one, replace(one, label="B")])
-            assert max(chart["curves"][0]["y"]) == one.check.peak_ram_bytes
-
-
-# -- network -------------------------------------------------------------------------------------
-def node(name, *inputs, phase=Phase.FORWARD, size=8):
-    """Return a node with one tensor of its name."""
-    outputs = (Tensor(name=name, bytes=size),)
-    return Node(name=name, op="op", phase=phase, inputs=inputs, outputs=outputs)
-
-
-@pytest.mark.parametrize(
-    ("name", "phase", "path"),
-    [
-        ("layer1.0.conv1", Phase.FORWARD, ("layer1", "0", "conv1")),
-        ("layer1.0.conv1.grad_weight", Phase.BACKWARD, ("layer1", "0", "conv1")),
-        ("grad.fc1", Phase.BACKWARD, ("fc1",)),
-        ("encoder.3/add#2", Phase.FORWARD, ("encoder", "3")),
-        ("tanh_backward", Phase.BACKWARD, ("tanh",)),
-        ("add#2", Phase.FORWARD, ("add",)),
-        ("7.weight/sgd", Phase.UPDATE, ("7", "weight")),
-    ],
-)
-def test_module_is_read_from_a_name(name, phase, path):
-    """Backward nodes are of the module whose gradients they make."""
-    assert path_of(node(name, phase=phase)) == path
-
-
-@pytest.mark.parametrize(
-    ("names", "blocks"),
-    [
-        (("in", "layer1.0.a", "layer1.1.a"), ["in", "layer1.0", "layer1.1"]),
-        (("model.embed.a", "model.encoder.layer.0.a"), ["model.embed", "model.encoder.layer.0"]),
-        (("0.weight", "0", "3", "loss"), ["0", "0", "3", "loss"]),
-        (("m.a", "m.b.x", "m.b.y", "m.c"), ["m.a", "m.b", "m.b", "m.c"]),
-        (("fc1", "fc1"), ["fc1", "fc1"]),
-    ],
-)
-def test_blocks_are_numbered_modules_or_outermost_ones(names, blocks):
-    """What holds blocks is none, and neither is a module around the whole model."""
-    assert blocks_of([tuple(name.split(".")) for name in names]) == blocks
-
-
-def test_things_stand_after_what_they_read():
-    """Order follows the links; what nothing separates stands side by side.
-
-    A cycle between blocks shares a layer.
-    """
-    spots = arranged(range(4), [(0, 2), (1, 2), (2, 3)])
-    assert list(spots) == [0, 1, 2, 3]
-    assert spots[0] != spots[1]
-    assert list(arranged(range(3), [(2, 1), (1, 0)])) == [2, 1, 0]
-    spots = arranged(range(3), [(0, 1), (1, 0), (1, 2)])
-    assert list(spots) == [0, 1, 2]
-
-
-def test_forward_and_backward_of_a_module_are_one_row():
-    """Forward and backward of a module are one row; bytes are counted by side and decision.
-
-    Of two operators of one module only one of the same name takes a backward node.
-    """
-    graph = Graph(
-        name="pair",
-        nodes=(
-            node("x", size=4),
-            node("b0.fc", "x"),
-            node("b1.fc", "b0.fc"),
-            node("b1.fc.grad", "b1.fc", phase=Phase.BACKWARD, size=2),
-            node("b0.fc.grad", "b1.fc.grad", phase=Phase.BACKWARD),
-        ),
-    )
-    chart = network_chart(graph, ["kept", "paged", "kept", "kept", "never read"])
-    assert [block["name"] for block in chart["blocks"]] == ["x", "b0", "b1"]
-    block = chart["blocks"][1]
-    assert [side["bytes"] for side in block["sides"]] == [8, 8]
-    assert [side["parts"] for side in block["sides"]] == [[["paged", 8]], [["never read", 8]]]
-    (row,) = block["rows"]
-    assert (row["name"], row["nodes"]) == ("fc", [[1], [4]])
-    assert (chart["reads"][2], chart["most_bytes"]) == ([1], 8)
-    graph = Graph(
-        name="traced",
-        nodes=(
-            node("x"),
-            node("b.0/mul", "x"),
-            node("b.0/gelu", "b.0/mul"),
-            node("b.0/gelu_backward", "b.0/gelu", phase=Phase.BACKWARD),
-            node("b.0/sum", "b.0/gelu_backward", phase=Phase.BACKWARD),
-        ),
-    )
-    block = network_chart(graph, ["kept"] * 5)["blocks"][1]
-    assert [row["nodes"] for row in block["rows"]] == [[[1], []], [[2], [3]], [[], [4]]]
-    assert [row["name"] for row in block["rows"]] == ["mul", "gelu", "sum"]
-    assert block["rows"][2]["x"] is None
-
-
-@pytest.mark.parametrize("model", ["mlp", "resnet50", "bert-base", "paper/linear"])
-def test_every_node_is_in_one_row(model):
-    """Networks have blocks that a screen can show, and lose no node and no byte."""
-    graph = load_model(model)
-    chart = network_chart(graph, ["kept"] * len(graph.tensors))
-    nodes = [k for b in chart["blocks"] for r in b["rows"] for side in r["nodes"] for k in side]
-    assert sorted(nodes) == list(range(len(graph.nodes)))
-    assert 4 < len(chart["blocks"]) <= 40
-    total = sum(side["bytes"] for block in chart["blocks"] for side in block["sides"])
-    assert total == sum(graph.tensor_bytes)
 
 
 # -- timeline ------------------------------------------------------------------------------------

@@ -4,16 +4,14 @@ from functools import cache
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, sweep_cells
-from kit.report_subjects import step_values, subject, training_problem
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report
+from kit.report_subjects import step_subject, subject, training_problem
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
-from poetmodel.report.comparison import compare
 from poetmodel.report.drawing import draw_plan
 from poetmodel.report.page import write_report
-from poetmodel.report.step_file import step_subject
 
 pytestmark = pytest.mark.browser
 WIDER = """() => [...document.querySelectorAll('table, td, th, .chart, pre')].filter((one) => {
@@ -36,11 +34,9 @@ def write(kind, path):
         costs = Costs.estimate(graph, Device.load("nano33ble"))
         budgets = (("70%", "A"), ("80%", "B"), ("100%", "C"))
         found = [subject(Problem(graph, costs, ram=ram), label=name) for ram, name in budgets]
-        cells = sweep_cells("nano33ble", ("70%", 1.0, 4000), ("90%", 0.005, 5000))
-        front = [{**cells[0], "proven": True}]
-        write_report(path, found, cells=cells, front=front, comparisons=compare(found))
+        write_report(path, found)
     elif kind == "step":
-        write_report(path, [step_subject(step_values(skip_problem()), source="step.json")])
+        write_report(path, [step_subject(skip_problem())])
     elif kind == "state":
         write_report(path, [subject(training_problem(900), mode="dma")])
     else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kit.pages import read_page
-from kit.report_subjects import certificate, step_values, subject, sweep_row
+from kit.report_subjects import certificate, step_subject, subject
 from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import MissingExtraError
@@ -16,7 +16,6 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.page import check_report, report_facts, report_page
 from poetmodel.report.presenter import look_up
-from poetmodel.report.step_file import step_subject
 from poetmodel.schedule import Schedule
 from poetmodel.units import ESTIMATES
 
@@ -60,7 +59,7 @@ def test_sections_with_energies_say_that_they_are_estimates():
     asked, timed = skip_problem(), skip_problem(minimize="time")
     said = f'<p class="note">{ESTIMATES.capitalize()}.'
     text = report_page([subject(asked), subject(asked)])
-    for section in ("answers", "beside", "decisions", "facts"):
+    for section in ("answers", "decisions", "facts"):
         _, _, inside = text.partition(f'<section id="{section}">')
         assert inside.partition('<p class="note">')[2].startswith(said.partition(">")[2])
     assert ESTIMATES.capitalize() not in report_page([subject(timed)])
@@ -139,26 +138,6 @@ def test_gauge_shows_what_takes_the_ram_of_the_device():
     assert "gauge" not in read_page(report_page([subject(whole)])).ids
 
 
-def test_sweep_is_a_chart_for_each_problem():
-    """Cells of another device have a chart of their own; the front is a table too."""
-    rows = [
-        sweep_row("a", 100, 1.0),
-        sweep_row("b", 200, 0.5),
-        sweep_row("c", 200, 0.5, device="other"),
-    ]
-    front = [{**row, "proven": True} for row in rows]
-    one = subject(skip_problem())
-    page = read_page(report_page([one], cells=rows, front=front))
-    assert [name for name in page.ids if name.startswith("front-") and name[-1].isdigit()] == [
-        "front-1",
-        "front-2",
-    ]
-    charts = [c for c in json.loads(page.scripts["charts"])["charts"] if c["type"] == "front"]
-    assert (charts[0]["title"], charts[0]["here"]) == ("skip on board", [])
-    assert "Runs that no other run beats" in page.text
-    assert report_facts([one], cells=rows, front=front)["sweep"]["cells"] == rows
-
-
 def test_missing_extra_is_told(monkeypatch):
     """What is missing, and what brings it."""
     monkeypatch.setattr(
@@ -171,7 +150,7 @@ def test_missing_extra_is_told(monkeypatch):
 # -- a compiled PyTorch step -----------------------------------------------------------------------
 def test_the_section_shows_what_was_measured():
     """Its answers stand first, its tables below the timeline; figures are those of the facts."""
-    one = step_subject(step_values(skip_problem()), source="step.json")
+    one = step_subject(skip_problem())
     page = read_page(report_page([one]))
     order = ["step", "answers", "ram", "measured", "map"]
     assert [name for name in page.ids if name in order] == order
@@ -205,16 +184,14 @@ def test_differences_are_listed_and_a_missing_certificate_is_told():
         {"name": f"gradient of <b>{k}</b>", "largest": None, "told": "by up to nan", "op": "0/mm"}
         for k in range(23)
     ]
-    values = step_values(
-        skip_problem(), certificate=certificate(equal=False, differences=differences)
-    )
-    page = read_page(report_page([step_subject(values, source="step.json")]))
+    told = certificate(equal=False, differences=differences)
+    page = read_page(report_page([step_subject(skip_problem(), certificate=told)]))
     assert "gradient of <b>0</b> (by up to nan, from 0/mm)" in page.text
     assert "gradient of <b>19</b>" in page.text
     assert "gradient of <b>20</b>" not in page.text
     assert "and 3 more" in page.text
     assert "23 of 9 results differ" in page.text
-    one = step_subject(step_values(skip_problem(), certificate=None), source="step.json")
+    one = step_subject(skip_problem(), certificate=None)
     page = read_page(report_page([one]))
     assert "Not verified" in page.text
     assert "call step.verify(x, y)" in page.text

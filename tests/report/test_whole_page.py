@@ -1,19 +1,16 @@
-"""The whole page of three schedules in Chromium: comparison, overlay, proof, gauge, paper."""
+"""The whole page of three schedules in Chromium: proof, gauge, paper."""
 
 import json
-import re
-from bisect import bisect_right
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PHONE, opened, sweep_cells
+from kit.browser_pages import DESKTOP, PHONE, opened
 from kit.pages import read_page
 from kit.report_subjects import subject
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
-from poetmodel.report.comparison import compare
-from poetmodel.report.page import report_facts, write_report
+from poetmodel.report.page import write_report
 
 pytestmark = pytest.mark.browser
 
@@ -30,18 +27,10 @@ def subjects():
 
 
 @pytest.fixture(scope="module")
-def comparisons(subjects):
-    """Return what earlier methods make of their problems."""
-    return compare(subjects)
-
-
-@pytest.fixture(scope="module")
-def file(subjects, comparisons, tmp_path_factory):
-    """Return the page of all, with a sweep whose overheads span decades."""
-    cells = sweep_cells("nano33ble", ("70%", 1.0, 4000), ("90%", 0.005, 5000))
+def file(subjects, tmp_path_factory):
+    """Return the page of all."""
     out = tmp_path_factory.mktemp("whole") / "r.html"
-    front = [{**cells[0], "proven": True}]
-    write_report(out, subjects, cells=cells, front=front, comparisons=comparisons)
+    write_report(out, subjects)
     return out
 
 
@@ -66,84 +55,6 @@ def digits(value):
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{float(f'{value:.4g}'):g}"
 
 
-def pointed(report, chart, share):
-    """Point at a share of a chart's width; return the value of its axis there."""
-    x, left, top = report.page.evaluate(
-        """([id, share]) => {
-        const div = document.getElementById(id), box = div.getBoundingClientRect();
-        const { xaxis, yaxis } = div._fullLayout, pixels = share * xaxis._length;
-        return [xaxis.p2d(pixels), box.x + xaxis._offset + pixels, box.y + yaxis._offset + 30];
-        }""",
-        [chart, share],
-    )
-    report.page.mouse.move(left, top)
-    return float(x)
-
-
-def test_comparison_shows_the_figures_of_the_json(report, subjects, comparisons):
-    """Each bar of a method has the value of the JSON, and its length is in proportion."""
-    script = """() => [...document.querySelectorAll('#comparison .compared')].map((one) =>
-        [...one.querySelectorAll('tbody tr')].map((row) => [row.dataset.name, row.className,
-          [...row.querySelectorAll('td')].map((cell) => [cell.dataset.figure,
-            JSON.parse(cell.dataset.value), cell.querySelector('i').getBoundingClientRect().width
-              / cell.querySelector('.bar').getBoundingClientRect().width])]))"""
-    shown = report.page.evaluate(script)
-    facts = report_facts(subjects, comparisons=comparisons)["schedules"]
-    assert len(shown) == len(subjects)
-    for rows, entry, one in zip(shown, facts, subjects, strict=True):
-        known = [each for each in entry["comparison"]["methods"] if each["reason"] is None]
-        assert rows[0][0] == "this schedule"
-        assert len(rows) == 1 + len(known)
-        for (_, kind, cells), method in zip(rows[1:], known, strict=True):
-            assert kind == ("other" if method["keeps_limits"] else "broken")
-            figures = {name: value for name, value, _ in cells}
-            assert figures["peak_ram_bytes"] == method["peak_ram_bytes"]
-            ratio = method["overhead_j"] / one.simulation.baseline_energy_j
-            assert figures["overhead_ratio"] == pytest.approx(ratio)
-        for place in range(len(rows[0][2])):
-            values = [row[2][place][1] for row in rows]
-            widths = [row[2][place][2] for row in rows]
-            longest = values.index(max(values))
-            for value, width in zip(values, widths, strict=True):
-                if width > 0.05 and values[longest]:  # the least bar is two pixels wide
-                    expected = value / values[longest] * widths[longest]
-                    assert width == pytest.approx(expected, abs=0.01)
-
-
-def test_overlay_answers_anywhere(report, charts):
-    """Wherever one points, all curves are read out at that time; keys do the same."""
-    report.draw("overlay")
-    assert report.page.locator("#overlay-keys li").count() == 3
-    for step in range(1, 40):
-        x = pointed(report, "overlay", step / 40)
-        words = report.readout("overlay")
-        for curve in charts["overlay"]["curves"]:
-            if x <= curve["x"][-1]:
-                y = curve["y"][bisect_right(curve["x"], x) - 1]
-                said = re.search(rf"{curve['label']} (\S+) ", words)
-                assert float(said[1]) == pytest.approx(y, rel=5e-4)
-    report.page.mouse.move(0, 0)
-    report.page.locator("#overlay").focus()
-    report.page.keyboard.press("End")
-    assert "A " in report.readout("overlay")
-
-
-def test_proof_is_read_out(report, charts):
-    """The end of the solve is said; keys go through the moments, with bound and best schedule."""
-    (chart, *_) = [name for name in charts if name.startswith("progress-")]
-    report.draw(chart)
-    assert report.readout(chart) == charts[chart]["end"]
-    report.page.locator(f"#{chart}").focus()
-    report.page.keyboard.press("End")
-    seconds, incumbent, _ = charts[chart]["history"][-1]
-    words = report.readout(chart)
-    assert words.startswith(f"after {digits(seconds)} s: best ")
-    assert f"best {digits(incumbent / charts[chart]['factor'])} %" in words
-    pointed(report, chart, 0.5)
-    assert report.readout(chart).startswith("after ")
-    report.page.mouse.move(0, 0)
-
-
 def test_gauge_is_to_scale(report, charts):
     """Parts are as long as their bytes; a row for each schedule, and keep-all."""
     report.draw("gauge")
@@ -164,16 +75,6 @@ def test_gauge_is_to_scale(report, charts):
     assert "it does not train there" in lines.first.inner_text()
 
 
-def test_logarithmic_axis_reads_well(report):
-    """Labels are plain numbers, each said once, of the form 0.1, 0.2, 0.5."""
-    report.draw("front-1")
-    labels = report.page.locator("#front-1 .ytick text").all_text_contents()
-    values = [float(label) for label in labels]
-    assert len(values) >= 3
-    assert values == sorted(set(values))
-    assert all(f"{value:g}"[-1] in "125" or value in (0.1, 1, 10) for value in values)
-
-
 def test_sections_begin_with_charts(report):
     """Answers, then charts, then tables of figures, which are folded."""
     ids = report.page.evaluate(
@@ -183,9 +84,6 @@ def test_sections_begin_with_charts(report):
         "answers",
         "ram",
         "device",
-        "comparison",
-        "beside",
-        "progress",
         "map",
         "decisions",
         "facts",

@@ -42,7 +42,7 @@ from kit.instances import (
     state_problem,
 )
 from kit.oracle import optimum
-from kit.own_rows import larger_own_rows_problem, own_rows_problem
+from kit.own_rows import larger_own_rows_problem, own_rows_problem, stage_rows_problem
 from kit.relaxation import run_rounds
 from kit.rotation import parts
 from kit.worked import bench_device, costs_of, early_recomputation
@@ -105,6 +105,7 @@ LARGE = {
         for kind in ("scarce", "alike", "twins")
     },
     "state": partial(state_problem, n=(7, 11)),
+    "stage rows": partial(stage_rows_problem, n=(7, 10), searched=False),
     "drawn": drawn((6, 10)),
     "scarce": partial(scarce_problem, n=(8, 12)),
     "huge": partial(scarce_problem, n=(14, 18)),
@@ -166,6 +167,12 @@ MATRIX = (
     Row("state rows", BOTH, 6, 0, 100, options={"gap": 0.5}),
     Row("state rows", BOTH, 6, 0, 100, options={"time_limit": 0.02}),
     Row("state rows", BOTH, 0, 0, 100, options={"time_limit": 0.1}),
+    # Upper limits on what happens in stages.
+    Row("stage rows", (*MODELS, "by hand"), 10, 20, 400),
+    Row("stage rows", BOTH, 0, 0, 100, OTHERS),
+    Row("stage rows", BOTH, 0, 0, 100, options={"gap": 0.5}),
+    Row("stage rows", BOTH, 5, 0, 100, options={"time_limit": 0.02}),
+    Row("stage rows", ("lazy",), 0, 0, 60, options={"threads": 2}),
     # Bytes from 1 to 2**53, costs times 1e±15, limits to the byte.
     Row("scaled state", BOTH, 10, 0, 500),
     Row("scales", MODELS, 0, 10, 600, BACKENDS),
@@ -192,6 +199,7 @@ MATRIX = (
     *(Row(f"{kind} rows", ("lazy",), 0, 15, 100, large=True) for kind in ("scarce", "twins")),
     Row("alike rows", ("lazy",), 0, 15, 100, large=True),
     Row("twins rows", ("unreduced",), 0, 15, 0, large=True),
+    Row("stage rows", ("lazy",), 4, 11, 185, large=True),
     Row("state", ("lazy", "unreduced"), 4, 0, 200, large=True),
     Row("drawn", ("bare", "bare unreduced"), 15, 0, 165, large=True),
     Row("scarce", ("driver",), 20, 0, 800, large=True),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instance, seeded
+from kit.instances import random_instance, scarce_problem, seeded
 from kit.worked import skip_problem
 from poetmodel.errors import InputError, PlanError
 from poetmodel.placement import place
@@ -154,6 +154,22 @@ def test_what_fits_is_returned_without_time_for_another_solve(mode):
     assert len(calls) == 1
     checked(problem, found)
     assert (found.result.termination, found.result.bound_j) == (Termination.TIME_LIMIT, 10.0)
+
+
+@pytest.mark.parametrize("number", [19, 41])
+def test_a_search_alone_follows_a_solve_that_was_cut_short(number):
+    """With a wide gap, as a bound of less RAM is of no use; here it finds what a solve finds."""
+    problem, calls = scarce_problem(f"improve/{number}", (8, 14)), []
+
+    def hurried(given, **_):
+        calls.append(given)
+        return late(given, objective_bound=given.objective.least, overhead_bound_j=0.0)
+
+    found = checked(problem, fit_arena(problem, mode="blocking", alignment=2, solve=hurried))
+    solved = fit_arena(problem, mode="blocking", alignment=2)
+    assert len(calls) == 1
+    assert found.result.energy_j == pytest.approx(solved.result.energy_j)
+    assert found.result.status == Status.FEASIBLE
 
 
 def test_a_plan_without_overlap_is_none_of_a_deadline_that_counts_it():

@@ -360,7 +360,6 @@ def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(monkeypatc
 
 
 STAGES = (
-    "poetmodel.solver.task.Task._keeping_rows",
     "poetmodel.solver.task.Task._settle",
     "poetmodel.solver.task.Task.prove",
     "poetmodel.solver.lazy.proof.Session",

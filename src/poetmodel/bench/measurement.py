@@ -28,7 +28,7 @@ from poetmodel.files import installed, processor
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
-from poetmodel.result import SolveResult, Termination, relative_gap
+from poetmodel.result import SolveResult, relative_gap
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 from poetmodel.schedule.relations import HISTORY, RESIDENT
 
@@ -111,9 +111,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
     begun_s, begun_cpu_s = time.monotonic(), time.process_time()
     facts: Record = {"status": FAILED, "reason": "", "result": None, "schedule": None}
     try:
-        result = _solve(run, start)
-        _raise_refusal(run, result)
-        facts |= solve_facts(result)
+        facts |= solve_facts(_solve(run, start))
     except MethodNotApplicableError as error:
         facts |= {"status": NOT_APPLICABLE, "reason": str(error)}
     except LicenceError as error:
@@ -204,38 +202,6 @@ def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
         if method(name).by_solver:
             options |= {"backend": backend, "formulation": formulation}
         run_method(Problem(graph, costs, ram=12), name, **options)
-
-
-def _raise_refusal(run: Run, result: SolveResult) -> None:
-    """Raise what the licence says against a model that the limit left no time to hand over.
-
-    The schedule of such a run is not the solver's, which would not have taken the model.
-    """
-    # A result has the versions of its solver once that was called.
-    called = bool(result.versions.keys() - {"poetmodel"})
-    ended_early = result.termination == Termination.TIME_LIMIT and not called
-    if run.backend is None or run.formulation is None or not ended_early:
-        return
-    from poetmodel.backends.registry import LICENCE_SIZE, refusal
-
-    if refusal(run.backend, columns=LICENCE_SIZE, rows=LICENCE_SIZE) is None:
-        return
-    columns, rows = _size_of_model(result, run.formulation)
-    refused = refusal(run.backend, columns=columns, rows=rows)
-    if refused is not None:
-        raise refused
-
-
-def _size_of_model(result: SolveResult, formulation: str) -> tuple[int, int]:
-    """Return columns and rows of a model, which is stated now where the limit came before."""
-    size = result.statistics.get("columns"), result.statistics.get("rows")
-    if None not in size:
-        return int(size[0] or 1), int(size[1] or 1)
-    from poetmodel.backends.layout import form_of
-    from poetmodel.model.building import state
-
-    form = form_of(state(result.problem, formulation))
-    return form.n_columns, form.n_rows
 
 
 def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from dataclasses import asdict
@@ -12,19 +13,21 @@ from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
-from poetmodel.report.pictures import COLOURS, Kind, Map, Panel, stage_map
+from poetmodel.report.pictures import COLOURS, Grid, GridCell, Kind, Map, Panel, stage_map
 from poetmodel.report.scheme import following_scheme
-from poetmodel.report.still import SETTINGS, content, draw_cells
 from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.bench.tables import Row
 
 FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
 """Libraries that draw a picture, by the ending of its file."""
+DOTS_PER_INCH: Final = 150
+SETTINGS: Final[Any] = {"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
+"""Settings that make equal pictures equal bytes, with text as text."""
 PANEL_INCHES: Final = (2.5, 2.3)
 """Width and height of a panel [in]."""
 MAP_INCHES: Final = (3.75, 4.0)
@@ -190,9 +193,10 @@ def sheet(shown: Sequence[Panel] | Sequence[Map], form: str, *, note: str) -> by
             shapes = [handles[name] for name in drawn]
             figure.legend(shapes, drawn, loc="outside lower center", ncols=LEGEND, frameon=False)
         undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
-        return content(
-            figure, form, metadata={"Subject" if form == "pdf" else "Description": note} | undated
-        )
+        metadata = {"Subject" if form == "pdf" else "Description": note} | undated
+        written = io.BytesIO()
+        figure.savefig(written, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
+        return written.getvalue()
 
 
 def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
@@ -236,12 +240,44 @@ def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
     from matplotlib.patches import Patch
 
     grid = shown.grid
-    draw_cells(axis, grid)
+    _draw_cells(axis, grid)
     axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
     axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
     axis.set_title(shown.title)
     axis.grid(visible=True, linewidth=0.1)
     return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in (*grid.kinds, *grid.marks)}
+
+
+def _draw_cells(axes: Any, picture: Grid) -> None:
+    """Draw the cells of a grid and their marks, above grid lines, and name the axes."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Polygon, Rectangle
+
+    for kind in picture.kinds:
+        runs = [
+            Rectangle((column - 0.5, first - 0.5), 1, last - first + 1)
+            for column, first, last in _runs(cell for cell in picture.cells if cell.kind == kind)
+        ]
+        axes.add_collection(PatchCollection(runs, facecolor=COLOURS[kind], linewidth=0))
+    for mark in picture.marks:
+        corners = [
+            Polygon([(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)])
+            for x, y in ((cell.column, cell.row) for cell in picture.cells if cell.mark == mark)
+        ]
+        axes.add_collection(PatchCollection(corners, facecolor=COLOURS[mark], linewidth=0))
+    axes.set(xlim=(-0.5, len(picture.columns) - 0.5), ylim=(len(picture.rows) - 0.5, -0.5))
+    axes.set(xlabel=picture.column_name, ylabel=picture.row_name)
+    axes.set_axisbelow(True)
+
+
+def _runs(cells: Iterable[GridCell]) -> Iterator[tuple[int, int, int]]:
+    """Yield column, first and last row of cells that follow each other in a column."""
+    places = sorted((cell.column, cell.row) for cell in cells)
+    first = 0
+    for k, (column, row) in enumerate(places):
+        if k + 1 == len(places) or places[k + 1] != (column, row + 1):
+            yield column, places[first][1], row
+            first = k + 1
 
 
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:

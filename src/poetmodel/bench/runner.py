@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from poetmodel.baselines.registry import method
 from poetmodel.bench.measurement import FAILED, Record, failure, measure
 from poetmodel.bench.store import Claim, RecordFile, Store
-from poetmodel.bench.workers import check_scheduler, cluster, processes
+from poetmodel.bench.workers import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -46,7 +46,6 @@ def sweep(
     folder: Path,
     *,
     workers: int = 1,
-    scheduler: str | None = None,
     warm: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Record]:
@@ -61,8 +60,6 @@ def sweep(
         killed say, are not repeated, unless they failed.
     workers : int
         Local processes at a time.
-    scheduler : str, optional
-        Address of a Dask cluster that solves in place of local processes.
     warm : bool
         Whether methods that solve a program start from the schedule of the next smaller budget,
         which is valid for the larger one. Budgets of one problem then run one after the other.
@@ -77,7 +74,7 @@ def sweep(
     Raises
     ------
     InputError
-        If the folder cannot be used, or the cluster cannot be reached.
+        If the folder cannot be used.
 
     Notes
     -----
@@ -87,14 +84,11 @@ def sweep(
     Sweeps that run in one folder at the same time share the work: a run is solved by the sweep
     that claims it first, and claims end with their sweep.
     """
-    if scheduler is not None:
-        check_scheduler(scheduler)
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.todo:
-        hired = processes(workers) if scheduler is None else cluster(scheduler)
-        with hired as (pool, width):
-            queue.run(pool, width)
+        with LocalProcesses() as pool:
+            queue.run(pool, workers)
     records = {record["key"]: record for record in store.records()}
     return [records[run.key] for run in runs if run.key in records]
 
@@ -187,19 +181,19 @@ class RunQueue(Generic[AnyRun]):
                 self.before[run.key] = record
         self.todo = list(chains.values())
 
-    def run(self, pool: Executor, width: Callable[[], int]) -> None:
+    def run(self, pool: Executor, width: int) -> None:
         """Do all runs that no other process has done; `width` is how many at a time."""
         self._tell()
         running: dict[Future[Record], list[AnyRun]] = {}
         try:
             while self.todo or running:
-                for chain in self._claimed(width() - len(running)):
+                for chain in self._claimed(width - len(running)):
                     run = chain[0]
                     running[pool.submit(self.measure, run.to_dict(), self.start_of(run))] = chain
                 if not running:
                     time.sleep(POLL_S)
                     continue
-                waits = POLL_S if self.todo and len(running) < width() else None
+                waits = POLL_S if self.todo and len(running) < width else None
                 ended, _ = wait(running, timeout=waits, return_when=FIRST_COMPLETED)
                 again = [self._settle(future, running.pop(future)) for future in ended]
                 self.todo[:0] = [chain for chain in again if chain]

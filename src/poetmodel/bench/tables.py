@@ -1,4 +1,4 @@
-"""Findings of a sweep, as a table: bounds along the RAM axis, the Pareto front, CSV and Parquet."""
+"""Findings of a sweep, as a table: bounds along the RAM axis, CSV."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED, Record
 from poetmodel.bench.runs import Run
 from poetmodel.device.room import ROOM
-from poetmodel.errors import InputError
-from poetmodel.files import check_writable, write_text
-from poetmodel.result import Status, relative_gap
+from poetmodel.files import write_text
+from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -106,44 +105,6 @@ def model_gap(statistics: Mapping[str, Any]) -> float | None:
     return None if value is None or bound is None else relative_gap(value, bound)
 
 
-def pareto(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that no other one beats in energy, RAM and time, for each model and device.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        As `rows` gives them.
-
-    Returns
-    -------
-    list of dict
-        Copies with ``proven``: whether no schedule within the row's limits takes less energy, to
-        the gap tolerance. RAM is the peak, time is compute plus transfer time. Of equal rows the
-        first stays. By model, device and RAM.
-    """
-    held = [row for row in rows if row["energy_j"] is not None]
-    front: list[Row] = []
-    for index, row in enumerate(held):
-        beaten = any(
-            _group(other) == _group(row) and _beats(other, row, earlier=at < index)
-            for at, other in enumerate(held)
-        )
-        if not beaten:
-            front.append({**row, "proven": row["status"] == Status.OPTIMAL})
-    return sorted(front, key=lambda row: (*_group(row), row["peak_ram_bytes"]))
-
-
-def _group(row: Row) -> tuple[str, str]:
-    return row["model"], row["device"]
-
-
-def _beats(row: Row, other: Row, *, earlier: bool) -> bool:
-    figures = [(row[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
-    if any(mine > theirs for mine, theirs in figures):
-        return False
-    return earlier or any(mine < theirs for mine, theirs in figures)
-
-
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as a CSV file, heads first; what is missing is empty."""
     text = io.StringIO(newline="")
@@ -151,22 +112,3 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
-
-
-def write_parquet(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a Parquet file.
-
-    Raises
-    ------
-    InputError
-        If pandas or pyarrow is missing, or the file cannot be written.
-    """
-    try:
-        import pandas as pd
-        import pyarrow as pa  # noqa: F401 - what pandas writes the file with
-    except ImportError:
-        raise InputError(
-            f"{path}: Parquet files need pandas and pyarrow: pip install pandas pyarrow"
-        ) from None
-    check_writable(path)
-    pd.DataFrame(list(rows)).to_parquet(path, index=False)

@@ -9,7 +9,6 @@ from typer.core import TyperCommand, TyperGroup
 from poetmodel.cli import (
     choosing,
     diff,
-    doctor,
     explain,
     explore,
     exporting,
@@ -28,6 +27,7 @@ from poetmodel.errors import PoetModelError
 from poetmodel.files import installed
 from poetmodel.version import __version__
 
+SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """Base class of all usage errors; typer brings click along or imports it, by version."""
 
@@ -44,7 +44,7 @@ Then look around:
   poetmodel devices                 the built-in devices
   poetmodel inspect mobilenetv2     how much RAM a network needs
   poetmodel solve --help            all limits and options
-  poetmodel doctor                  which solvers and extras work here
+  poetmodel --version               the versions of the solvers
 """
 
 
@@ -124,7 +124,7 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"poetmodel {__version__}")
-        for package in doctor.SOLVERS:
+        for package in SOLVERS:
             print(f"{package} {installed(package) or 'is not installed'}")
         raise typer.Exit
 
@@ -163,7 +163,6 @@ for _command in (
     diff.diff,
     inspect.models,
     inspect.devices,
-    doctor.doctor,
 ):
     app.command(_command.name, cls=Subcommand, epilog=_command.epilog)(_command.run)
 

@@ -1,11 +1,9 @@
-"""``poetmodel explain``: what a schedule decided, its full steps, and the cost of alternatives."""
+"""``poetmodel explain``: what a schedule decided, its full steps, and the value of more RAM."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint
-    from poetmodel.solver.sensitivity.alternatives import Alternative, MoreRam
+    from poetmodel.solver.sensitivity.more_ram import MoreRam
 
 
 @options.group
@@ -57,7 +55,7 @@ def explain(
     ],
     output: options.OutputOptions,
 ) -> None:
-    """Explain what a schedule decided for its tensors, and the cost of alternatives."""
+    """Explain what a schedule decided for its tensors, and what more RAM would save."""
     with live_line(wanted=not output.json, doing="verifying"):
         stated = read_valid(given.schedule, source, costing)
     print_warnings(stated.notes)
@@ -65,14 +63,13 @@ def explain(
         print_warnings(
             [
                 "the schedule is not proven to need the least energy: a better one may save what "
-                "another decision or more RAM seems to save here"
+                "more RAM seems to save here"
             ]
         )
-    with live_line(wanted=not output.json, doing="solving for each alternative"):
+    with live_line(wanted=not output.json, doing="solving with more RAM"):
         account = give_account(
             stated,
             given.tensor,
-            per_tensor=output.json,
             time_limit=search.time_limit,
             threads=search.threads,
         )
@@ -86,16 +83,10 @@ def explain(
 
 
 def _print_tensor(account: Account) -> None:
-    ((decision, others),) = account.asked
+    (decision,) = account.asked
     graph = account.stated.graph
     tensor = graph.tensors[decision.tensor]
     show(figures(f"{tensor.name} in {graph.name}", _decision_facts(account, decision)))
-    if not others:
-        print_text("", "There is no alternative for it.")
-        return
-    print_text("")
-    show(figures("Cost of alternatives", (_alternative(account, other) for other in others)))
-    print_text("", f"0 J: below {format_joules(account.noise_j)}, which is within the gap")
 
 
 def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
@@ -156,75 +147,14 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
 
 
-def _alternative(account: Account, other: Alternative) -> Fact:
-    """Return an alternative: what it forbids, its cost, and how that is known."""
-    from poetmodel.solver.sensitivity.alternatives import How
-
-    without_it = f"without {other.forbidden}"
-    if other.how == How.IMPOSSIBLE:
-        return row(without_it, "impossible", "proven: no schedule exists")
-    if other.energy_j is None:
-        if other.becomes is not None:
-            note = f"{other.becomes} in its longest gap it breaks a limit"
-            return row(without_it, "unknown", note)
-        known = price(account, [other])
-        proven = "proven; there may be no such schedule at all"
-        return row(without_it, known, "no schedule was found" if known == "unknown" else proven)
-    becomes = "" if other.becomes is None else f"{other.becomes} instead; "
-    seconds = other.time_s or 0.0
-    sign = "-" if seconds < 0 else "+"
-    if other.least_j is None and not other.exact:
-        cost = account.signed(other.energy_j)
-        known = "at most: the rest of the schedule is unchanged"
-    else:
-        cost = price(account, [other])
-        settled = _is_settled(account, other)
-        known = f"solved again{', proven' if settled else '; not proven within the time limit'}"
-    return row(without_it, cost, f"{becomes}{sign}{format_seconds(abs(seconds))}; {known}")
-
-
-def _is_settled(account: Account, other: Alternative) -> bool:
-    """Whether the cost of an alternative is known to the gap of the schedule."""
-    if other.exact or other.energy_j is None or other.least_j is None:
-        return other.exact
-    return other.energy_j - max(other.least_j, account.least_possible_j) <= account.noise_j
-
-
-def price(account: Account, others: Sequence[Alternative]) -> str:
-    """Return the cost of the cheapest alternative, as a range where it is not proven."""
-    prices = [other.energy_j for other in others if other.energy_j is not None]
-    least = [other.least_j for other in others if other.least_j is not None]
-    proven = 0 < len(least) == len(others)
-    lowest_j = max(min(least), account.least_possible_j) if proven else -math.inf
-    if not prices:
-        above = lowest_j >= -account.noise_j
-        return f"{account.signed(lowest_j)} or more" if above else "unknown"
-    price = account.signed(min(prices))
-    if all(_is_settled(account, other) for other in others):
-        return price
-    if lowest_j < -account.noise_j:  # a better schedule is possible: says nothing of this decision
-        return f"at most {price}"
-    least_price = account.signed(min(lowest_j, *prices))
-    return price if least_price == price else f"{least_price} to {price}"
-
-
 def _print_schedule(account: Account) -> None:
     show(figures(f"Schedule for {account.stated.graph.name}", _facts(account)))
     if not account.groups:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return
-    heads = ("tensor", "decision", "energy", "time", "alternative")
+    heads = ("tensor", "decision", "energy", "time")
     show("", listing("Most expensive decisions", heads, _decisions(account), left=2))
-    several = any(len(group.members) > 1 for group, _ in account.groups)
-    print_text(
-        "alternative: the extra energy of a step without the decision, solved again",
-        "  A to B: a schedule with B was found, none is below A; 0 J: within the gap",
-        *(
-            ["  of several tensors: without it for all; for one alone a twin may take over"]
-            * several
-        ),
-        "'poetmodel explain SCHEDULE TENSOR' explains one tensor.",
-    )
+    print_text("'poetmodel explain SCHEDULE TENSOR' explains one tensor.")
 
 
 def _facts(account: Account) -> Iterator[Fact]:
@@ -253,11 +183,7 @@ def _facts(account: Account) -> Iterator[Fact]:
     ]
     yield Fact("binding", full)
     yield Fact("tensors", [decision.to_dict(graph) for decision in account.decisions])
-    asked = [
-        decision.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
-        for decision, others in account.asked
-    ]
-    yield Fact("decisions", asked)
+    yield Fact("decisions", [decision.to_dict(graph) for decision in account.asked])
     groups = [
         {
             "name": group.name,
@@ -265,9 +191,8 @@ def _facts(account: Account) -> Iterator[Fact]:
             "fate": str(group.members[0].choice),
             "energy_j": sum(decision.energy_j for decision in group.members),
             "time_s": sum(decision.time_s for decision in group.members),
-            "alternatives": [other.to_dict() for other in others],
         }
-        for group, others in account.groups
+        for group in account.groups
     ]
     yield Fact("groups", groups)
     yield from (_saved(account, more) for more in account.more_ram)
@@ -315,16 +240,14 @@ def _saved(account: Account, more: MoreRam) -> Fact:
 
 
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
-    """Yield the decisions with the cost of their cheapest alternatives."""
-    for group, others in account.groups:
-        possible = [other for other in others if other.how != "impossible"]
+    """Yield the most expensive decisions."""
+    for group in account.groups:
         many, choice = len(group.members), group.members[0].choice
         yield (
             group.name,
             f"{choice}" if many == 1 else f"{many} {choice}",
             format_joules(sum(decision.energy_j for decision in group.members)),
             format_seconds(sum(decision.time_s for decision in group.members)),
-            "impossible" if others and not possible else price(account, possible),
         )
 
 
@@ -332,11 +255,6 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
 
 SHOWN: Final = 10
 """Number of most expensive decisions that are shown."""
-RAM_SHARE: Final = 0.3
-"""Part of the time limit for the value of more RAM."""
-TENSOR_SHARE: Final = (1 - RAM_SHARE) / (2 * SHOWN)
-"""Part of the time limit for a tensor, alone or among others, so that both give equal figures, and
-for equal tensors together."""
 DEFAULT_GAP: Final = 1e-4
 """Gap tolerance for schedules whose file states none."""
 
@@ -350,11 +268,11 @@ class Account:
     decisions: Sequence[Decision]
     at_limit: Sequence[MemoryPoint]
     """The steps at which RAM is at its limit."""
-    asked: Sequence[tuple[Decision, Sequence[Alternative]]]
-    """The tensors with their alternatives, the most expensive first."""
+    asked: Sequence[Decision]
+    """The one of a tensor, or the most expensive ones, these first."""
     more_ram: Sequence[MoreRam]
-    groups: Sequence[tuple[Fold[Decision], Sequence[Alternative]]] = ()
-    """Equal tensors with the alternatives for all of them, the most expensive first."""
+    groups: Sequence[Fold[Decision]] = ()
+    """Equal ones, the most expensive first."""
     in_place: Sequence[InPlaceUse] = ()
     """Where it operates in place."""
     saved_in_place_bytes: int = 0
@@ -368,42 +286,22 @@ class Account:
         rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
         return gap * (simulation.overhead_j or 0.0) + rounding_j
 
-    @property
-    def least_possible_j(self) -> float:
-        """The least cost of any alternative, by the bound of the file [J]; 0 or below."""
-        stated, simulation = self.stated.document.stated, self.stated.simulation
-        overhead_j, bound_j = simulation.overhead_j or 0.0, stated.get("overhead_bound_j")
-        claimed_j = stated.get("overhead_j")
-        if bound_j is None or claimed_j is None or abs(claimed_j - overhead_j) > self.noise_j:
-            bound_j = 0.0  # no bound for these costs: every schedule pays the baseline
-        return min(0.0, bound_j - overhead_j)
-
-    def signed(self, energy_j: float) -> str:
-        """Return an energy with its sign, 0 if it is within the gap."""
-        if abs(energy_j) <= self.noise_j:
-            return "0 J"
-        return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
-
 
 def give_account(
     stated: VerifiedSchedule,
     tensor: str | None,
     *,
-    per_tensor: bool,
     time_limit: float,
     threads: int,
 ) -> Account:
-    """Explain one tensor, or the most expensive ones and the value of more RAM.
-
-    Equal tensors are explained together, and with `per_tensor` every one by itself too.
-    """
+    """Explain one tensor, or the most expensive ones and the value of more RAM."""
     from poetmodel.schedule.decisions import (
         find_decisions,
         in_place_uses,
         saved_in_place_bytes,
         steps_at_limit,
     )
-    from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
+    from poetmodel.solver.sensitivity.more_ram import value_of_ram
 
     problem, schedule = stated.problem, stated.schedule
     at_limit = steps_at_limit(problem, schedule, stated.simulation)
@@ -412,29 +310,18 @@ def give_account(
     folds: Sequence[Fold[Decision]] = ()
     if tensor is None:
         dearest = _dearest(decisions, problem.graph)
-        chosen = dearest[:SHOWN] if per_tensor else []
+        asked = dearest[:SHOWN]
         folds = _folded(dearest, problem.graph)
-        limit_s = RAM_SHARE * time_limit
-        more_ram = value_of_ram(problem, schedule, time_limit=limit_s, threads=threads)
+        more_ram = value_of_ram(problem, schedule, time_limit=time_limit, threads=threads)
     else:
-        chosen = [decisions[_number(stated, tensor)]]
-    find = partial(find_alternatives, time_limit=TENSOR_SHARE * time_limit, threads=threads)
-    asked = [(decision, find(problem, schedule, decision.tensor)) for decision in chosen]
-    known = {decision.tensor: others for decision, others in asked}
-    groups = []
-    for folded in folds:
-        first, *twins = (decision.tensor for decision in folded.members)
-        others = None if twins else known.get(first)
-        if others is None:
-            others = find(problem, schedule, first, twins=twins)
-        groups.append((folded, others))
+        asked = [decisions[_number(stated, tensor)]]
     return Account(
         stated=stated,
         decisions=decisions,
         at_limit=at_limit,
         asked=asked,
         more_ram=more_ram,
-        groups=groups,
+        groups=folds,
         in_place=in_place_uses(problem.graph, schedule),
         saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
     )

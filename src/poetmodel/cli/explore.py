@@ -22,8 +22,6 @@ PORT: Final = 8642
 """The port unless one is given; a busy one is passed over for the next free one."""
 PORTS: Final = 20
 """How many ports are tried."""
-STORE: Final = "poetmodel-explore.sqlite"
-"""The store, in the working folder, unless one is given."""
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -36,9 +34,6 @@ class ServerOptions:
         "--port N",
         f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next.",
         parser=options.whole_number(65535, least=0),
-    )
-    store: Path = options.output(
-        Path(STORE), "--store FILE", "Where every answer is kept, *.sqlite; may be shared."
     )
     no_browser: bool = options.output(
         False, "--no-browser", "Only print the address, open no browser."
@@ -73,15 +68,14 @@ def explore(
     listening = _listen(serving.port)
 
     def ready(address: str) -> None:
-        print_text(f"The explorer: {address}", "Ctrl-C ends it; every answer stays in the store.")
+        print_text(f"The explorer: {address}", "Ctrl-C ends it.")
         sys.stdout.flush()  # whoever reads a pipe waits for it
         if not serving.no_browser:
             webbrowser.open(address)
 
-    print_note(f"starting; answers are kept in {serving.store}")
+    print_note("starting")
     serve(
         listening,
-        store=serving.store,
         catalogue=catalogue,
         initial={**choice.model_dump(), **initial},
         search={

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer  # noqa: TC002 - typer itself reads the annotation
 
-from poetmodel.cli import completion, options
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
@@ -118,7 +118,6 @@ class DeviceOptions(options.CommitOptions):
         "--device NAME|FILE",
         "A built-in device (see 'poetmodel devices'), or a device file, *.toml. For ExecuTorch "
         "rpi4b unless it is given.",
-        autocompletion=completion.devices,
     )
     profile: str | None = options.what(
         None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import (
     beside_bytes,
@@ -52,7 +51,6 @@ class BoardOptions:
         None,
         "--device NAME|FILE",
         "Also show what its keep-all peak and its minimum RAM take of this device.",
-        autocompletion=completion.devices,
     )
 
 
@@ -111,9 +109,7 @@ def state(shown: FolderArgument, output: OutputOptions) -> None:
 class ModelArgument:
     """Which network to show."""
 
-    name: str | None = argument(
-        None, "NAME", "A built-in network.", autocompletion=completion.models
-    )
+    name: str | None = argument(None, "NAME", "A built-in network.")
 
 
 @command("poetmodel models resnet18-cifar")
@@ -336,7 +332,6 @@ class DeviceArgument:
         None,
         "NAME",
         "A built-in device, or a device file, *.toml.",
-        autocompletion=completion.devices,
     )
 
 

@@ -1,25 +1,22 @@
-"""A whole training job on the command line: its options, its limits, and the answer on it."""
+"""A whole training job on the command line: its options, and the answer on it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
 from poetmodel.problem.job import Job
-from poetmodel.report.presenter import Fact, Unit, percent, row
+from poetmodel.report.presenter import Fact, Unit, percent
 from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.result import SolveResult
-    from poetmodel.solver.sensitivity.limits import UsedLimit
 
-LIMITS_SHARE: Final = 0.25
-"""Largest part of the time limit to find out, for each limit, whether the step is at it."""
 
 _job = partial(option, rich_help_panel="The whole job")
 
@@ -67,23 +64,13 @@ class JobOptions:
         return Job(samples=self.samples, within=self.within, battery=self.battery)
 
 
-def answer(job: Job, result: SolveResult) -> Reply:
-    """Find out which limits a solved step is at."""
-    from poetmodel.solver.sensitivity.limits import used_limits
-
-    limit_s = LIMITS_SHARE * (result.time_limit_s or 1.0)
-    return Reply(job=job, result=result, limits=used_limits(result, time_limit=limit_s))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer on a job: its time, its energy, and the limits that its steps are at."""
+    """The answer on a job: its time and its energy."""
 
     job: Job
     result: SolveResult
     """One step of it."""
-    limits: tuple[UsedLimit, ...]
-    """For each limit, whether the step is at it."""
 
     @property
     def steps(self) -> int:
@@ -115,30 +102,6 @@ class Reply:
         yield Fact("total_s", self.total_s, "takes", format_seconds, of_time)
         of_battery = _share(self.total_j, self.job.battery_j, "battery", format_joules)
         yield Fact("total_j", self.total_j, "needs", format_joules, of_battery)
-        limits = [
-            {
-                "limit": str(limit.quantity),
-                "binding": str(limit.state),
-                "used": limit.used,
-                "allowed": limit.allowed,
-                "minimized_without": limit.without,
-            }
-            for limit in self.limits
-        ]
-        yield Fact("limits", limits)
-        for limit in self.limits:
-            yield row(_NAMES[limit.quantity], _WORDS[limit.state], self._use(limit))
-
-    def _use(self, limit: UsedLimit) -> str:
-        """Return the share of a limit that a step uses, and the gain without that limit."""
-        problem = self.result.problem
-        unit = problem.quantity(limit.quantity).format
-        used = "" if limit.used is None else f"{unit(limit.used)} of "
-        words = f"{used}{unit(limit.allowed)} a step"
-        if limit.state == "binds" and limit.without is not None:
-            without = problem.objective.format(limit.without)
-            words += f"; without this limit: {problem.minimize} {without}"
-        return words
 
     def sentences(self) -> Iterator[str]:
         """Yield why a step has no schedule, in sentences."""
@@ -150,24 +113,9 @@ class Reply:
             amounts.append(format_joules(self.job.energy_budget_j(graph) or 0.0))
         if amounts:
             yield f"each of the {self.steps:,} steps may take {' and '.join(amounts)}"
-        for limit in self.limits:
-            if limit.state == "binds":
-                yield f"without the {_NAMES[limit.quantity]} there is a schedule"
-            elif limit.state == "impossible":
-                name = _NAMES[limit.quantity]
-                yield f"no schedule keeps the {name}, even without the other limits"
 
 
 def _share(total: float | None, limit: float | None, what: str, unit: Unit) -> str:
     if total is None or limit is None:
         return "the whole job"
     return f"{percent(total / limit, digits=3)} of the {what} of {unit(limit)}"
-
-
-_NAMES: Final = {"ram": "RAM budget", "time": "deadline", "energy": "energy budget"}
-_WORDS: Final = {
-    "binds": "at its limit",
-    "slack": "not at its limit",
-    "impossible": "too small",
-    "open": "not known in time",
-}

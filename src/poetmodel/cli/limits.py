@@ -126,6 +126,8 @@ def _facts(
     beside: int | None,
     tiles: tuple[int, int] | None,
 ) -> Iterator[Fact]:
+    if problem.graph.exactness:
+        yield row("numbers", problem.graph.exactness)
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
         if limit.name == "block":
             yield _exported(problem, limit, beside or 0)

@@ -22,7 +22,6 @@ from typing import (
 import typer
 
 from poetmodel.baselines.registry import DEFAULT, method
-from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import Variant
@@ -248,7 +247,6 @@ class FileGraphOptions:
         "--graph FILE|MODEL",
         "The graph that the schedule is for: a file, or a built-in network. Default: the "
         "built-in network that the file names.",
-        autocompletion=completion.models,
     )
     batch: int | None = what(
         None,
@@ -313,7 +311,6 @@ class GraphOptions(FileGraphOptions):
         "MODEL",
         "A built-in network (see 'poetmodel models'), a graph file, or a step file, *.step.json: "
         "the graph of its exported kernels.",
-        autocompletion=completion.models,
     )
 
 
@@ -362,7 +359,6 @@ class CostOptions:
         None,
         "--device NAME|FILE",
         "A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
-        autocompletion=completion.devices,
     )
     profile: str | None = what(
         None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."
@@ -496,7 +492,6 @@ class SearchOptions:
         "--method NAME",
         "How to find the schedule: optimal, an earlier method to compare with, such as "
         "checkpoint-all, chen-sqrt, rotor or dtr, or FILE.py:FUNCTION of your own.",
-        autocompletion=completion.methods,
         parser=_method_name,
     )
     formulation: FormulationName | None = how(

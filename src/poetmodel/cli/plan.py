@@ -74,7 +74,7 @@ class PlanOptions:
         "json is a plan file, text a listing for people.",
     )
     plot: Path | None = options.output(
-        None, "--plot FILE", "Draw what is in RAM over time, core and bus: *.png, *.svg or *.html."
+        None, "--plot FILE", "Draw what is in RAM over time, core and bus, *.html."
     )
     plot_arena: Path | None = options.output(
         None, "--plot-arena FILE", "With --arena: draw what lies where and when, likewise."

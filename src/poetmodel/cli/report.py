@@ -6,19 +6,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import completion, options
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.report.presenter import Fact, look_up, row
+from poetmodel.report.presenter import Fact, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.bench.tables import Row
     from poetmodel.report.subject import Subject, VerifiedSchedule
 
 LABELS: Final = "ABCDEFGH"
@@ -31,28 +30,9 @@ class PageOptions:
     schedules: list[Path] = options.argument(
         options.REQUIRED,
         "SCHEDULE...",
-        "Schedule files, *.schedule.json, of one graph, shown side by side. A file from "
-        "step.report('step.json') of a compiled PyTorch step holds its own graph.",
+        "Schedule files, *.schedule.json, of one graph, shown side by side.",
     )
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
-    no_compare: bool = options.output(
-        False, "--no-compare", "Skip the comparison with other methods (a few seconds)."
-    )
-    method: list[str] | None = options.output(
-        None,
-        "--method NAME",
-        "Compare with this method, too, such as FILE.py:FUNCTION; may be given several times.",
-        autocompletion=completion.methods,
-    )
-
-
-@options.group
-class SweepOptions:
-    """A sweep beside the schedules."""
-
-    sweep: Path | None = options.what(
-        None, "--sweep DIR", "Folder of a sweep, for the chart of energy against RAM."
-    )
 
 
 @options.command("poetmodel report mlp.json --graph mlp --out report.html")
@@ -60,11 +40,9 @@ def report(
     page: PageOptions,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    beside: SweepOptions,
     output: options.OutputOptions,
 ) -> None:
     """Write one HTML page with verdict, charts and decisions of schedules; it needs no network."""
-    from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page.schedules
@@ -73,18 +51,14 @@ def report(
     check_report(page.out)
     inputs = (*map(str, paths), source.graph, costing.device, costing.profile)
     check_outputs(("--out", page.out), inputs=inputs)
-    cells, front = ([], []) if beside.sweep is None else read_sweep(beside.sweep)
     with live_line(wanted=not output.json, doing="verifying"):
         subjects = read_subjects(paths, source, costing)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
-    with live_line(wanted=not output.json, doing="comparing and drawing"):
-        comparisons = () if page.no_compare else compare(subjects, methods=page.method or ())
-        size_bytes = write_report(
-            page.out, subjects, cells=cells, front=front, comparisons=comparisons
-        )
+    with live_line(wanted=not output.json, doing="drawing"):
+        size_bytes = write_report(page.out, subjects)
     print_written(page.out)
-    facts = report_facts(subjects, cells=cells, front=front, comparisons=comparisons)
+    facts = report_facts(subjects)
     if output.json:
         print_json({"out": str(page.out), "size_bytes": size_bytes, **facts})
         return
@@ -93,47 +67,27 @@ def report(
 
 
 def _facts(figures: dict[str, Any]) -> Iterator[Fact]:
-    from poetmodel.report.wording import answers, step_answers
+    from poetmodel.report.wording import answers
 
     for entry in figures["schedules"]:
-        of_step = () if entry["step"] is None else step_answers(entry["step"])
-        for answer in (*of_step, *answers(entry)):
+        for answer in answers(entry):
             yield row(f"{entry['label']}: {answer.question}", answer.word, answer.text)
-        for reason in look_up(entry, "step.certificate.reasons") or ():
-            yield row(f"{entry['label']}: measured, not planned", "", reason)
 
 
 def read_subjects(
     paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
-    """Read and verify schedule files, and compiled steps, which hold their own graph."""
-    from poetmodel.files import read_text
-    from poetmodel.report.step_file import parse_step, step_subject
+    """Read and verify schedule files of one graph."""
     from poetmodel.schedule.io import load_document
 
-    steps = {path: parse_step(read_text(path)) for path in paths}
-    given: NamedGraph | None = None
     if source.graph is not None:
-        network = read_named(source.graph, source.shape)
-        given = NamedGraph(graph=network, name=source.graph, shape=source.shape)
-    known: dict[Path, Subject] = {}
-    for label, path in zip(LABELS, paths, strict=False):
-        values = steps[path]
-        if values is not None:
-            known[path] = step_subject(values, source=str(path), label=label)
-            brought = known[path].graph
-            given = NamedGraph(graph=brought, name=brought.name) if given is None else given
-            if brought.sha256 != given.graph.sha256:
-                raise ScheduleError(
-                    f"{path}: the step has another graph than {given.graph.name!r} of this report"
-                )
-    if given is None:
+        graph = read_named(source.graph, source.shape)
+        given = NamedGraph(graph=graph, name=source.graph, shape=source.shape)
+    else:
         first = load_document(paths[0])
         given = graph_of(source, first.schedule.identity, source=paths[0])
-    return [
-        known[path] if path in known else _read_subject(path, given, costing, label=label)
-        for label, path in zip(LABELS, paths, strict=False)
-    ]
+    labelled = zip(LABELS, paths, strict=False)
+    return [_read_subject(path, given, costing, label=label) for label, path in labelled]
 
 
 def _read_subject(
@@ -186,18 +140,3 @@ def _planned(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
     return planned, doubts
-
-
-def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
-    """Return the runs in the folder of a sweep, and their Pareto front."""
-    from poetmodel.bench import tables
-    from poetmodel.bench.store import RECORDS, Store
-
-    if not (folder / RECORDS).is_file():
-        raise InputError(
-            f"--sweep {folder}: expected a folder that 'poetmodel sweep' wrote, with {RECORDS}"
-        )
-    records = tables.rows(Store(folder).records())
-    if not records:
-        raise InputError(f"--sweep {folder}: {RECORDS} holds no runs")
-    return records, tables.pareto(records)

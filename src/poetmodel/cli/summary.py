@@ -81,6 +81,8 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
     if not result.backend and result.termination == Termination.STALLED:
         reason = f"method {result.method!r} proves nothing about its schedule"
     yield row("status", str(result.status), reason)
+    if result.problem.graph.exactness:
+        yield row("numbers", result.problem.graph.exactness)
     if result.problem.minimize == Quantity.ENERGY:
         yield from _energy(result)
         yield row("gap", _gap(result), f"of the overhead; {_tolerance(result)}")

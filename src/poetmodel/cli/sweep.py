@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import completion, options
+from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
 from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
-from poetmodel.report.presenter import Unit, yes_or_no
+from poetmodel.report.presenter import Unit
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ MAX_WORKERS: Final = 256
 
 _methods = partial(options.option, rich_help_panel="Methods", show_default=False)
 _run = partial(options.option, rich_help_panel="Run")
-several = completion.several
 
 
 @options.group
@@ -45,7 +44,6 @@ class GridOptions:
         options.REQUIRED,
         "MODELS...",
         "Built-in networks, or graph files.",
-        autocompletion=completion.models,
     )
     batch: str | None = options.what(None, "--batch N,...", "Batch sizes, for built-in networks.")
     image: str | None = options.what(None, "--image N,...", "Sides of square images in pixels.")
@@ -54,7 +52,6 @@ class GridOptions:
         options.REQUIRED,
         "--devices NAME,...",
         "Devices, by name or file.",
-        autocompletion=several(completion.devices),
     )
     ram: str = options.limit(
         options.REQUIRED, "--ram SIZE,...", "RAM budgets, such as 20%,30%,256KiB."
@@ -84,13 +81,11 @@ class GridOptions:
         "optimal",
         "--methods NAME,...",
         "Methods, as --method of solve. Default: optimal.",
-        autocompletion=several(completion.methods),
     )
     backends: str = _methods(
         "highs",
         "--backends NAME,...",
         "Solvers: highs, scip, gurobi. Default: highs.",
-        autocompletion=several(completion.backends),
     )
 
 
@@ -106,21 +101,10 @@ class RunOptions(WorkersOption):
     """How the runs are solved, and what is made of them."""
 
     seed: int = options.how(0, "--seed", "Seed of the solves.", min=0)
-    scheduler: str | None = _run(
-        None, "--scheduler tcp://HOST:PORT", "Dask scheduler in place of local processes."
-    )
     cold: bool = _run(
         False,
         "--cold",
         "Do not start solves from the schedule of the next smaller budget.",
-    )
-    pareto: bool = options.output(
-        False,
-        "--pareto",
-        "Write and show the Pareto front of energy, RAM and time, with what is proven.",
-    )
-    parquet: bool = options.output(
-        False, "--parquet", "Also write cells.parquet; needs pandas and pyarrow."
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
@@ -153,27 +137,19 @@ def sweep(
             cells,
             problems.out,
             workers=runs.workers,
-            scheduler=runs.scheduler,
             warm=not runs.cold,
             on_progress=on_progress,
         )
     rows = tables.rows(records)
-    front = tables.pareto(rows) if runs.pareto else []
     tables.write_csv(problems.out / "cells.csv", rows)
-    if runs.pareto:
-        tables.write_csv(problems.out / "pareto.csv", front)
-    if runs.parquet:
-        tables.write_parquet(problems.out / "cells.parquet", rows)
     if runs.plot is not None:
         from poetmodel.bench.pictures import draw, overheads
 
         draw(runs.plot, overheads(rows))
     if output.json:
-        print_json({"cells": rows, **({"pareto": front} if runs.pareto else {})})
+        print_json({"cells": rows})
     else:
-        show(_table("Runs", rows, proof="status"))
-        if runs.pareto:
-            show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
+        show(_table(rows))
     _warn(rows)
     fail_if_failed(rows)
 
@@ -271,17 +247,17 @@ def _backend(name: str) -> str:
         raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
 
 
-def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
+def _table(rows: Sequence[Row]) -> Table:
     from poetmodel.bench.summaries import overhead_ratio
 
-    heads = ("model, device", "RAM", "method", proof)
+    heads = ("model, device", "RAM", "method", "status")
     figures = ("overhead", "gap", "peak", "time")
     lines = [
         (
             f"{row['model']} {row['device']}",
             _words_of(row["ram"], row["deadline"]),
             _words_of(row["method"], row["backend"]),
-            yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
+            row["status"],
             _figure(overhead_ratio(row), "{:.3%}".format),
             _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _figure(row["peak_ram_bytes"], format_bytes),
@@ -289,7 +265,7 @@ def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
         )
         for row in rows
     ]
-    return listing(title, (*heads, *figures), lines, left=len(heads), whole_names=False)
+    return listing("Runs", (*heads, *figures), lines, left=len(heads), whole_names=False)
 
 
 def _words_of(*parts: str | None) -> str:
@@ -316,7 +292,6 @@ class FigureOptions:
         "NAME",
         "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
         "and Gurobi on two formulations.",
-        autocompletion=completion.figures,
     )
     quick: bool = options.how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
     out: Path | None = options.output(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from poetmodel.cli import completion, inspect, options
+from poetmodel.cli import inspect, options
 from poetmodel.cli.exporting import step_of
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
@@ -42,13 +42,11 @@ class CostingOptions:
         None,
         "--device NAME|FILE",
         "Do not measure: estimate the costs on this device from FLOP and bytes.",
-        autocompletion=completion.devices,
     )
     power_from: str | None = _measuring(
         None,
         "--power-from NAME|FILE",
         "A device whose power figures turn measured times into energies. Default: a nominal 1 W.",
-        autocompletion=completion.devices,
     )
     folder: Path = _measuring(
         Path(), "--folder FOLDER", "Folder for pages; page times are measured there."
@@ -314,7 +312,6 @@ class ProfileOptions:
         "MODULE:FUNCTION|ONNX|GRAPH|STEP",
         "As for 'poetmodel trace'; with --device also a graph file or a built-in network; with "
         "--target qemu also a step file.",
-        autocompletion=completion.models,
     )
     out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
 

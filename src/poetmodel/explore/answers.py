@@ -21,10 +21,9 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.charts import address_chart, gauge_chart, map_chart, progress_of
+from poetmodel.report.charts import address_chart, gauge_chart, map_chart
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
-from poetmodel.report.network import network_chart
 from poetmodel.report.subject import Sources, Subject, document_of
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
@@ -42,14 +41,11 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     """Draw the schedule that came along; reply with the answer, gzipped JSON."""
     subject = subject_of(job, talk)
     stated = facts(subject)
-    rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
         "map": map_chart(subject.graph, subject.schedule),
-        "decisions": decision_table(rows),
-        "network": network_chart(subject.graph, [row["choice"] for row in rows]),
+        "decisions": decision_table(decision_rows(subject.problem, subject.schedule)),
         "gauge": gauge_chart([subject]),
-        "progress": progress_of(subject),
     }
     if job["proof"]["final"]:
         charts["addresses"] = address_chart(subject)
@@ -136,7 +132,6 @@ def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
         build_s=proof["build_s"],
         solve_s=proof["solve_s"],
         versions=proof["versions"],
-        history=tuple(tuple(moment) for moment in proof["history"]),
     )
     return result, verdict
 

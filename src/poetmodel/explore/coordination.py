@@ -20,11 +20,12 @@ from poetmodel.explore.solving import Solves
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import ExplorerChoice
-    from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
 
 KEPT_PROBLEMS: Final = 64
 """Problems that are kept beside those that somebody looks at."""
+KEPT_ANSWERS: Final = 500
+"""Drawings that are kept, gzipped."""
 KEPT_SESSIONS: Final = 500
 LINGER_S: Final = 10.0
 """How long a wish stays after nobody listens to its session any more, for a reload [s]."""
@@ -78,20 +79,15 @@ class Coordinator:
 
     def __init__(
         self,
-        store: PointStore,
         *,
         solvers: WorkerPool,
         drawers: WorkerPool,
         search: dict[str, Any],
-        drawn_by: str,
     ) -> None:
-        self.store = store
         self.solvers = solvers
         self.drawers = drawers
-        self.drawn_by = drawn_by
-        self.solves = Solves(
-            store, solvers=solvers, drawers=drawers, search=search, tell=self._tell
-        )
+        self.solves = Solves(solvers=solvers, drawers=drawers, search=search, tell=self._tell)
+        self._answers: OrderedDict[str, bytes] = OrderedDict()
         self.opened: OrderedDict[str, Opened] = OrderedDict()
         self.sessions: OrderedDict[str, PageSession] = OrderedDict()
         self._reading: dict[ExplorerChoice, asyncio.Task[Opened]] = {}
@@ -106,7 +102,7 @@ class Coordinator:
         self._tidying = asyncio.create_task(self._tidy())
 
     async def stop(self) -> None:
-        """End everything; what was found is in the store."""
+        """End everything."""
         tasks = [*self._drawings.values(), *filter(None, [self._tidying])]
         for task in tasks:
             task.cancel()
@@ -133,9 +129,7 @@ class Coordinator:
         name = reply.values["problem"]
         opened = self.opened.get(name)
         if opened is None:
-            points = await self.store.call(self.store.points, name)
             opened = Opened(name, reply.values, reply.body.decode().removesuffix("}"))
-            opened.points = {point.id: _left(point) for point in points}
             self.opened[name] = opened
         self._choices[choice] = name
         return opened
@@ -164,7 +158,7 @@ class Coordinator:
         self.sessions.move_to_end(name)
         return session
 
-    async def want(
+    def want(
         self,
         session: str,
         problem: str,
@@ -176,14 +170,6 @@ class Coordinator:
         """Let a session want a point; return what is known of it, at once."""
         opened, name = self.problem(problem), point_id(problem, ram_bytes, deadline_s)
         point = opened.points.get(name)
-        if point is None or not point.is_over:
-            stored = await self.store.call(self.store.point, name)
-            point = opened.points.get(name)  # it may have come meanwhile
-            if stored is not None and (point is None or _is_ahead(stored, point)):
-                point = opened.points[name] = _left(stored)
-            elif stored is not None and point is not None:
-                most = stored.bound if point.value is None else min(stored.bound, point.value)
-                point.bound = max(point.bound, most)
         if point is None:
             point = Point(id=name, problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
             opened.points[name] = point
@@ -195,9 +181,8 @@ class Coordinator:
         again = more and not point.is_proved
         if name not in self.solves.running and (again or not point.is_over):
             if not point.is_over:
-                await self.solves.lend(opened, point)
-            wanted = asking.wants == name and (again or not point.is_over)
-            if wanted and name not in self.solves.running:  # nothing came meanwhile
+                self.solves.lend(opened, point)
+            if again or not point.is_over:
                 self.solves.begin(opened, point)
         return opened.describe(point)
 
@@ -242,31 +227,31 @@ class Coordinator:
 
     async def _draw(self, opened: Opened, point: Point) -> bytes | None:
         digest = point.digest
-        name, of = point.id, digest
-        if point.provisional and point.lender is not None:
-            name, of = point.lender
-        known = await self.store.call(self.store.answer, name, of, self.drawn_by)
+        known = self._answers.get(digest)
+        if known is None and point.provisional:
+            known = self._answers.get(point.lender)
         if known is not None:
             return known
-        job, schedule = self.solves.proved(opened, point), await self.solves.schedule(point)
+        job, schedule = self.solves.proved(opened, point), point.schedule
         worker = await self.drawers.take()
         if digest in self._unwanted:  # somebody dragged on while this one waited
             self.drawers.give_back(worker)
             return None
         reply = await self.drawers.let(worker, {**job, "task": "draw"}, schedule)
-        await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
+        self._answers[digest] = reply.body
+        if len(self._answers) > KEPT_ANSWERS:
+            self._answers.popitem(last=False)
         return reply.body
 
     async def export(self, name: str, kind: str) -> Frame:
         """Return a file about a point."""
         opened, point = self.find(name)
-        if point.value is None and kind != "c":
+        if point.value is None:
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
         job = self.solves.proved(opened, point)
-        job |= {"task": "export", "kind": kind, "asked_s": time.time()}
-        pool = self.solvers if kind == "c" else self.drawers
-        return await pool.do(job, await self.solves.schedule(point))
+        job |= {"task": "export", "kind": kind}
+        return await self.drawers.do(job, point.schedule)
 
     async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
         """Return the binding limits at a RAM and a deadline."""
@@ -327,17 +312,3 @@ class Coordinator:
                 busy = any(point in self.solves.running for point in self.opened[name].points)
                 if len(self.opened) > KEPT_PROBLEMS and not busy:
                     del self.opened[name]
-
-
-def _left(point: Point) -> Point:
-    """Return a stored point: a solve that another server began, or left behind, is none here."""
-    if not point.is_over:
-        point.state = "cancelled"
-    return point
-
-
-def _is_ahead(stored: Point, point: Point) -> bool:
-    """Whether another server knows more of a point."""
-    if stored.is_over:
-        return True
-    return stored.value is not None and (point.value is None or stored.value < point.value)

@@ -1,31 +1,24 @@
-"""Exports of a point: schedule, plan, report, command, and C."""
+"""Exports of a point: schedule, plan, report and command."""
 
 from __future__ import annotations
 
-import io
 import tempfile
-import time
-import zipfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from poetmodel.errors import InputError, PlanError
+from poetmodel.errors import PlanError
 from poetmodel.explore.answers import (
-    export_options,
     file_stem,
     lines_of,
     result_of,
     subject_of,
 )
-from poetmodel.explore.tasks import Frame, Talk, read_choice
+from poetmodel.explore.tasks import Frame, Talk
 from poetmodel.schedule.relations import dump
-
-LEAST_RATIO: Final = 0.25
-"""Share of the time limit that C gets however long it waited for a worker."""
 
 
 def export(job: dict[str, Any], talk: Talk) -> Frame:
-    """Reply with a file, its name and its type; `InputError` where there is none."""
+    """Reply with a file, its name and its type."""
     return _KINDS[job["kind"]](job, talk)
 
 
@@ -62,29 +55,4 @@ def _command(job: dict[str, Any], talk: Talk) -> Frame:
     return _file("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
 
 
-def _c(job: dict[str, Any], talk: Talk) -> Frame:
-    """Solve the captured step again, as ``poetmodel export`` does, and pack the folder.
-
-    The time limit is for the wait until a worker was free, too; a part is left in any case.
-    """
-    from poetmodel.export.exporting import export_step
-
-    known = read_choice(job, talk)
-    given = export_options(job, talk, known)
-    step = known.source.step
-    if step is None:
-        raise InputError("there is no captured step")
-    name = file_stem(step.graph.name)
-    limit_s, waited_s = given["time_limit"], time.time() - job["asked_s"]
-    given["time_limit"] = max(limit_s - waited_s, LEAST_RATIO * limit_s)
-    with tempfile.TemporaryDirectory() as folder:
-        export_step(step, Path(folder), **given)
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(Path(folder).rglob("*")):
-                if path.is_file():
-                    archive.write(path, f"{name}/{path.relative_to(folder)}")
-    return _file(f"{name}.zip", "application/zip", packed.getvalue())
-
-
-_KINDS = {"schedule": _schedule, "plan": _plan, "report": _report, "command": _command, "c": _c}
+_KINDS = {"schedule": _schedule, "plan": _plan, "report": _report, "command": _command}

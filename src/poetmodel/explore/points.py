@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.result import relative_gap
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-MOST_HISTORY: Final = 400
-"""Entries of a history; of more every second one goes."""
 KEPT_STOPS: Final = 500
 """Points of a problem that are kept though nothing of their own is known."""
 FIGURES: Final = (
@@ -50,8 +48,8 @@ class Point:
     """Whether the schedule is one of another point, and the solve has not told any yet."""
     neighbour_bytes: int | None = None
     """The RAM of that point [B]."""
-    lender: tuple[str, str] | None = None
-    """Its id and digest."""
+    lender: str = ""
+    """Its digest."""
     value: float | None = None
     """Minimized value beyond the part that every schedule pays."""
     bound: float = 0.0
@@ -70,10 +68,10 @@ class Point:
     """Grows with each new schedule, and when the solve ends."""
     digest: str = ""
     """Names what is drawn at this revision."""
-    history: list[tuple[float, float | None, float]] = field(default_factory=list)
-    """Seconds, value and bound, whenever one of them changed."""
     proof: dict[str, Any] = field(default_factory=dict)
     """Further facts in the certificate of the schedule."""
+    schedule: bytes = b""
+    """The schedule, packed; empty without one."""
 
     @property
     def gap(self) -> float | None:
@@ -90,17 +88,13 @@ class Point:
         """Whether a further solve could not tell more."""
         return self.is_over and self.status in ("optimal", "infeasible")
 
-    @property
-    def standing(self) -> int:
-        """How much the end of its solve tells: 0 before it, 1 after it, 2 with a proof."""
-        return self.is_over + self.is_proved
-
     def take(self, figures: dict[str, Any], schedule: bytes) -> None:
         """Take over a schedule with its figures."""
         self.figures(figures)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
-        self.revise(schedule)
+        self.schedule = schedule
+        self.revise()
 
     def figures(self, figures: dict[str, Any]) -> None:
         """Take over the figures of a schedule."""
@@ -123,27 +117,19 @@ class Point:
             self.figures(figures)
         if self.value is not None:
             self.bound = min(self.bound, self.value)
-        self.revise(schedule)
-        self.note()
+        self.schedule = schedule
+        self.revise()
 
-    def revise(self, schedule: bytes) -> None:
+    def revise(self) -> None:
         """Begin a revision: something new is to be drawn."""
         self.revision += 1
         stated = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
-        self.digest = hashlib.sha256(stated.encode() + schedule).hexdigest()[:16]
-
-    def note(self) -> None:
-        """Put value and bound into the history where one of them changed."""
-        entry = (round(self.seconds, 3), self.value, self.bound)
-        if not self.history or self.history[-1][1:] != entry[1:]:
-            self.history.append(entry)
-        if len(self.history) > MOST_HISTORY:
-            self.history = [*self.history[:-1:2], self.history[-1]]
+        self.digest = hashlib.sha256(stated.encode() + self.schedule).hexdigest()[:16]
 
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return it as the page gets it."""
         shown = asdict(self)
-        for name in ("digest", "lender", "proof"):
+        for name in ("digest", "lender", "proof", "schedule"):
             del shown[name]
         known = self.value is not None
         bound_j = baseline + self.bound if known and minimize == "energy" else None
@@ -161,13 +147,10 @@ class Opened:
     """The same for the page with the graph, as JSON, but for the last brace."""
     points: dict[str, Point] = field(default_factory=dict)
 
-    def describe(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
-        """Return a point as the page gets it, a brief one without its history."""
+    def describe(self, point: Point) -> dict[str, Any]:
+        """Return a point as the page gets it."""
         objective = self.facts["objective"]
-        fields = point.to_dict(objective["baseline"], minimize=objective["minimize"])
-        if brief:
-            del fields["history"]
-        return fields
+        return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
     def forget(self, used: AbstractSet[str | None]) -> None:
         """Forget the oldest stops of a slider that left nothing behind."""
@@ -189,26 +172,6 @@ def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
     """Return the id of a point: what its problem, its RAM and its deadline come to."""
     stated = f"{problem} {ram_bytes} {deadline_s!r}"
     return hashlib.sha256(stated.encode()).hexdigest()[:20]
-
-
-def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
-    """Return the merged records of a point, and whether the schedule is the new one's.
-
-    The better schedule counts, and of equal ones that whose solve went further; the bound is the
-    higher one. A new value counts only if its schedule is `carried` along.
-    """
-    if before.value == new.value:
-        figures = carried or all(getattr(before, name) == getattr(new, name) for name in FIGURES)
-        is_new = figures and new.standing >= before.standing
-    else:
-        lower = before.value is None or (new.value is not None and new.value < before.value)
-        is_new = carried and lower
-    best = new if is_new else before
-    bound = max(before.bound, new.bound, 0.0)
-    bound = bound if best.value is None else min(bound, best.value)
-    if bound <= best.bound:
-        return best, is_new
-    return replace(best, bound=bound, history=list(best.history)), is_new
 
 
 def neighbour(point: Point, others: Iterable[Point], *, overlaps: bool = False) -> Point | None:

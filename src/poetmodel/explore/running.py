@@ -1,13 +1,12 @@
-"""Running the explorer: the store, the workers and the server, from start to Ctrl-C."""
+"""Running the explorer: the workers and the server, from start to Ctrl-C."""
 
 from __future__ import annotations
 
-import hashlib
 import os
+import secrets
 import signal
 import threading
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
@@ -15,7 +14,6 @@ import uvicorn
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
-from poetmodel.explore.store import PointStore
 from poetmodel.files import installed
 from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Quantity
@@ -27,7 +25,6 @@ from poetmodel.units import ESTIMATES
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.guard import Guard
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 SOLVING: Final = 15
 DRAWING: Final = 5
 """Niceness of the processes that solve and that draw: the server comes first, pictures second."""
-CHARTS: Final = ("timeline", "gauge", "progress", "network", "decisions", "map")
+CHARTS: Final = ("timeline", "gauge", "decisions", "map")
 """The types of the charts of an answer, in the order in which they are drawn."""
 STOP_S: Final = 1
 """How long open streams may take to end [s]."""
@@ -44,7 +41,6 @@ STOP_S: Final = 1
 def serve(
     listening: socket.socket,
     *,
-    store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
     search: dict[str, Any],
@@ -62,7 +58,6 @@ def serve(
     port = listening.getsockname()[1]
     app = explorer(
         port=port,
-        store=store,
         catalogue=catalogue,
         initial=initial,
         search=search,
@@ -78,11 +73,8 @@ def serve(
     )
     address = f"http://127.0.0.1:{port}/?token={app.token}"
     server = _Server(config, app.coordinator, lambda: ready(address))
-    try:
-        ending.of(server)
-        server.run([listening])
-    finally:
-        app.store.close()
+    ending.of(server)
+    server.run([listening])
 
 
 class _Ending:
@@ -111,34 +103,30 @@ class Explorer:
 
     app: Guard
     coordinator: Coordinator
-    store: PointStore
     token: str
 
 
 def explorer(
     *,
     port: int,
-    store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
     search: dict[str, Any],
     workers: int | None = None,
 ) -> Explorer:
-    """Open a store, and return the explorer of it; its workers start with it."""
+    """Return an explorer; its workers start with it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kept, text = PointStore(store), catalogue.to_json()
+    text = catalogue.to_json()
     coordinator = Coordinator(
-        kept,
         solvers=WorkerPool(workers or cores or 1, SOLVING, text, newest_first=True),
         drawers=WorkerPool(max(min(cores or 1, 2), (cores or 1) // 2), DRAWING, text),
         search=search,
-        drawn_by=_version(),
     )
-    token = kept.now(kept.secret)
+    token = secrets.token_urlsafe(24)
     app = application(
         coordinator, catalogue, page=explorer_page, initial=initial, token=token, port=port
     )
-    return Explorer(app=app, coordinator=coordinator, store=kept, token=token)
+    return Explorer(app=app, coordinator=coordinator, token=token)
 
 
 def explorer_page() -> str:
@@ -179,13 +167,3 @@ class _Server(uvicorn.Server):
         """End all streams, then stop."""
         self._coordinator.silence()
         await super().shutdown(sockets)
-
-
-def _version() -> str:
-    """Return an identifier of this version's pictures: a digest of the code that makes them."""
-    digest = hashlib.sha256((installed("poetmodel") or "").encode())
-    for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
-        for path in sorted(files(package).iterdir(), key=lambda path: path.name):
-            if path.name.endswith(".py"):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

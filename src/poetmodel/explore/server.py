@@ -7,14 +7,14 @@ in SI units; bodies of requests are JSON.
 ``GET /``
     The page.
 ``GET /api/choices``
-    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, time_limit_s, version}``:
-    what may be chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes``
-    and ``deadline_s``, and the limit of each solve.
+    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: what may be
+    chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes`` and
+    ``deadline_s``.
 ``POST /api/problems`` CHOICE
     Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
-    default, single_pass_s, most_s, counts}, exports, points}``. ``graph`` is what charts know of
-    the graph, ``points`` all points with a schedule of their own, without ``history``. CHOICE has
+    default, single_pass_s, most_s, counts}, points}``. ``graph`` is what charts know of
+    the graph, ``points`` all points with a schedule of their own. CHOICE has
     the fields of `poetmodel.explore.choice.ExplorerChoice`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
     Lets a session want a point, in place of the one that it wanted before, and returns the POINT at
@@ -23,9 +23,8 @@ in SI units; bodies of requests are JSON.
     The POINT as it is now.
 ``GET /api/events?session=S``
     Server-sent events: ``point``, a POINT, whenever what the session wants has changed, and once
-    at the beginning; ``front``, a POINT of the same problem with a new schedule, without
-    ``history``. A page that comes back states its wish anew: a wish lapses ten seconds after its
-    page has gone.
+    at the beginning; ``front``, a POINT of the same problem with a new schedule. A
+    page that comes back states its wish anew: a wish lapses ten seconds after its page has gone.
 ``GET /api/points/ID/answer?revision=N``
     What is drawn of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of the report by their types and what it says of one
@@ -37,12 +36,10 @@ in SI units; bodies of requests are JSON.
     phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
     state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
 ``GET /api/points/ID/export/KIND``
-    A file: ``schedule``, ``plan``, ``report``, ``command``, or ``c``, a zip of C, which solves the
-    captured step anew as ``poetmodel export`` does, within the time limit of a solve; a wait for
-    a free worker counts.
+    A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
-A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest`` and ``proof``, and
-``gap`` and ``bound_j``, the bound on the energy of a step.
+A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest``, ``proof`` and
+``schedule``, and ``gap`` and ``bound_j``, the bound on the energy of a step.
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Session = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Ram = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
 Seconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-Kind = Literal["schedule", "plan", "report", "command", "c"]
+Kind = Literal["schedule", "plan", "report", "command"]
 
 
 class Wish(BaseModel):
@@ -126,21 +123,20 @@ def application(  # noqa: C901 - the routes, each a few lines
             "models": catalogue.models(),
             "devices": catalogue.device_list(),
             "initial": dict(initial),
-            "time_limit_s": coordinator.solves.search["time_limit"],
             "version": installed("poetmodel") or "",
         }
 
     @app.post("/api/problems")
     async def open_problem(choice: ExplorerChoice) -> Response:
         opened = await coordinator.open(choice)
-        points = [opened.describe(point, brief=True) for point in opened.front()]
+        points = [opened.describe(point) for point in opened.front()]
         added = json.dumps({"points": points}, allow_nan=False)
         # The graph is JSON already, an object without its last brace.
         return Response(f"{opened.drawn}, {added[1:]}", media_type="application/json")
 
     @app.post("/api/points")
     async def want(wish: Wish) -> dict[str, Any]:
-        return await coordinator.want(
+        return coordinator.want(
             wish.session, wish.problem, wish.ram_bytes, wish.deadline_s, more=wish.more
         )
 
@@ -154,7 +150,7 @@ def application(  # noqa: C901 - the routes, each a few lines
         _, known = coordinator.find(point)
         if revision is not None and known.value is not None and revision != known.revision:
             return RedirectResponse(f"/api/points/{point}/answer?revision={known.revision}")
-        tag = f'"{known.digest}-{coordinator.drawn_by}"'
+        tag = f'"{known.digest}-{token[:8]}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
@@ -203,7 +199,7 @@ async def _events(coordinator: Coordinator, session: str) -> AsyncIterator[Serve
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
-                described = opened.describe(point, brief=kind == "front")
+                described = opened.describe(point)
                 yield ServerSentEvent(event=kind, data=described)
             await asyncio.sleep(LEAST_PAUSE_S)
     finally:

@@ -135,7 +135,6 @@ def prepare(job: dict[str, Any], talk: Talk) -> Frame:
             "most_s": most_s,
             "counts": str(problem.deadline_counts),
         },
-        "exports": ["schedule", "plan", "report", "command", *(["c"] * bool(known.source.step))],
     }
     drawn = {**facts, "graph": graph_chart(graph)}
     return Frame(values=facts, body=json.dumps(drawn, allow_nan=False).encode())

@@ -221,6 +221,7 @@ def manifest(
         "prefix": deployment.prefix,
         "shared_kernels": deployment.shared_kernels,
         "graph": {"name": identity.name, "sha256": identity.sha256},
+        **_exactness(step),
         "device": plan.device,
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
         "tile_bytes": deployment.tile_bytes,
@@ -263,6 +264,7 @@ def summary(deployment: Deployment) -> dict[str, Any]:
     result = deployment.result
     return {
         "graph": deployment.step.graph.name,
+        **_exactness(deployment.step),
         "device": deployment.plan.device,
         "ram_bytes": deployment.ram_bytes,
         "tile_bytes": deployment.tile_bytes,
@@ -276,6 +278,11 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         "steps_until_worn": deployment.steps_until_worn,
         "schedule": None if result is None else result.to_dict(),
     }
+
+
+def _exactness(step: LoweredStep) -> dict[str, str]:
+    """Return what is said of the numbers of a step that is not float throughout."""
+    return {"exactness": step.graph.exactness} if step.graph.exactness else {}
 
 
 def _outputs(step: LoweredStep) -> Iterator[NamedTensor]:

@@ -353,12 +353,10 @@ def _count_bags(counts: Counter[str], given: Mapping[str, Any]) -> None:
 def _count_dots(counts: Counter[str], name: str, times: int, length: int) -> None:
     """Count sums of so many products, of several rows at once: ``pm_q8_dots``."""
     words, rest = divmod(length, _BLOCK)
-    counts.update(
-        {f"{name} run": times, f"{name} word": times * words, f"{name} rest": times * rest}
-    )
+    counts.update({f"{name} word": times * words, f"{name} rest": times * rest})
 
 
-def _count_quantized(counts: Counter[str], given: Mapping[str, Any], results: int) -> None:
+def _count_limited(counts: Counter[str], given: Mapping[str, Any], results: int) -> None:
     """Count the results that are brought within limits."""
     if (given["low"], given["high"]) != _INT8:
         counts.update(limited=results)
@@ -366,23 +364,25 @@ def _count_quantized(counts: Counter[str], given: Mapping[str, Any], results: in
 
 def _count_q8_elements(counts: Counter[str], given: Mapping[str, Any]) -> None:
     counts.update(element=given["n"])
-    _count_quantized(counts, given, given["n"])
+    _count_limited(counts, given, given["n"])
 
 
 def _count_q8_average(counts: Counter[str], given: Mapping[str, Any]) -> None:
     _count_planes(counts, {"row_step": 1, "column_step": 1, **given})
-    _count_quantized(counts, given, counts["element"])
+    _count_limited(counts, given, counts["element"])
 
 
 def _count_q8_pointwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    pairs = -(-given["results"] // 2)
-    for name, pixels in zip(("2x2", "1x2"), divmod(given["pixels"], 2), strict=True):
-        counts[name] += pixels * pairs
-        _count_dots(counts, name, pixels * pairs, given["in"])
-    _count_quantized(counts, given, given["pixels"] * given["results"])
+    (pairs, one), (twos, last) = divmod(given["results"], 2), divmod(given["pixels"], 2)
+    blocks = {"2x2": pairs * twos, "1x2": pairs * last + one * (twos + last)}
+    counts.update(pair=pairs)
+    for name, times in blocks.items():
+        counts[name] += times
+        _count_dots(counts, name, times, given["in"])
+    _count_limited(counts, given, given["pixels"] * given["results"])
 
 
-def _seen_taps(sizes: ConvolutionSizes) -> list[list[int]]:
+def _taps_seen(sizes: ConvolutionSizes) -> list[list[int]]:
     """Return how many taps each row of places sees, and each column of them."""
     return [
         [len(_taps(k * stride - pad, size, window, dilation)) for k in range(places)]
@@ -394,31 +394,38 @@ def _count_q8_convolution(counts: Counter[str], given: Mapping[str, Any]) -> Non
     sizes = ConvolutionSizes(*given["shape"])
     pairs = given["batch"] * sizes.groups * -(-sizes.group_results // 2)
     in_line = sizes.groups == sizes.dilation_across == 1
-    down, across = _seen_taps(sizes)
-    for rows in down:
-        k = 0
-        while k < len(across):
-            whole = rows == sizes.window_height and across[k : k + 2] == [sizes.window_width] * 2
-            name = "2x2" if whole else "1x2"
-            counts.update({"place": given["batch"], name: pairs})
-            runs, length = (1, across[k]) if in_line else (across[k], 1)
-            _count_dots(counts, name, pairs * rows * runs, length * sizes.group_channels)
-            k += 2 if whole else 1
-    _count_quantized(counts, given, given["batch"] * sizes.results * sizes.out_plane)
+    down, across = _taps_seen(sizes)
+    lines, places = down.count(sizes.window_height), across.count(sizes.window_width)
+    counts.update({"inside": pairs * (lines * places > 0), "line": pairs * lines * (places > 0)})
+    whole = [(sizes.window_height, sizes.window_width)] * (lines * -(-places // 2))
+    edges = [seen for seen in product(down, across) if seen != sizes[6:8]]
+    counts.update(place=given["batch"] * len(edges))
+    for name, windows in (("2x2", whole), ("1x2", edges)):
+        for (rows, columns), times in Counter(windows).items():
+            runs, length = (1, columns) if in_line else (columns, 1)
+            many = pairs * times * rows * runs
+            counts.update({name: pairs * times, f"{name} run": many})
+            _count_dots(counts, name, many, length * sizes.group_channels)
+    _count_limited(counts, given, given["batch"] * sizes.results * sizes.out_plane)
 
 
 def _count_q8_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
-    fours, ones = divmod(sizes.channels, _BLOCK)
-    down, across = _seen_taps(sizes)
+    window, (fours, ones) = sizes[6:8], divmod(sizes.channels, _BLOCK)
+    down, across = _taps_seen(sizes)
+    name = "3x3" if window == (3, 3) else "whole"
     for rows, columns in product(down, across):
-        whole = (rows, columns) == sizes[6:8]
-        name = ("3x3" if (rows, columns) == (3, 3) else "whole") if whole else "edge"
-        counts.update({"place": batch, name: batch * fours, "1": batch * ones})
-        counts.update({f"{name} row": batch * fours * rows, "1 row": batch * ones * rows})
-        taps = batch * rows * columns
-        counts.update({f"{name} tap": fours * taps, "1 tap": ones * taps})
-    _count_quantized(counts, given, batch * sizes.channels * sizes.out_plane)
+        taps, is_whole = rows * columns, (rows, columns) == window
+        made = {name if is_whole else "edge": fours, "1": ones}
+        counts.update({"place": batch, "made": batch * (ones > 0 or not is_whole)})
+        for kind, times in made.items():
+            counts.update({kind: batch * times})
+            if kind != "3x3":
+                counts.update({f"{kind} row": batch * times * rows})
+                counts.update({f"{kind} tap": batch * times * taps})
+    lines = down.count(window[0]) if window[1] in across else 0
+    counts.update({"inside": batch * fours * (lines > 0), "line": batch * fours * lines})
+    _count_limited(counts, given, batch * sizes.channels * sizes.out_plane)
 
 
 _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {

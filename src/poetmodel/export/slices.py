@@ -1,4 +1,7 @@
-"""Calls of kernels for some channels of their tensors: loops over channels, and parts of them."""
+"""Calls of kernels for some channels of their tensors: loops over channels, and parts of them.
+
+Those of int8 have none: their channels lie last, so that slices of these would lie apart.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, shown
 from poetmodel.units import brief, format_bytes
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import networkx
+
+INT8_FRONT: Final = "int8 front: exact against its definition, not against float"
+"""What results of a network say whose first layers are quantized."""
+_INT8: Final = "q8_"
+"""How the operators of such layers begin."""
 
 
 class Phase(StrEnum):
@@ -193,6 +198,11 @@ class Graph:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["resident_bytes"] = dict(self.resident_bytes)
         return partial(type(self).of_valid, **values), ()
+
+    @property
+    def exactness(self) -> str:
+        """What its results are exact against, where that is not float; else nothing."""
+        return INT8_FRONT if any(node.op.startswith(_INT8) for node in self.nodes) else ""
 
     # -- numbering ---------------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
-from poetmodel.heuristics.repair import Repair, RepairStyle
-from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
+from poetmodel.heuristics.repair import Obstacle, Repair, RepairStyle
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration, restorations_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +38,8 @@ farther from the best of all is behind."""
 IDLE_ITERATIONS: Final = 100
 """Iterations without gain after which a trajectory that is behind goes on from the best of all. A
 repair that does not fit counts as half of them."""
+MOST_IDLE: Final = 10 * IDLE_ITERATIONS
+"""Iterations without gain after which a search on its own ends."""
 PENALTY_FACTOR: Final = 1.1
 """By how much the penalty rises while limits are exceeded and falls while they are kept."""
 
@@ -47,6 +50,8 @@ class _Trajectory:
 
     partial: PartialSchedule
     style: RepairStyle
+    obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
+    """Of its repairs."""
     current: Score = WORST
     best: Score = WORST
     idle: int = 0
@@ -68,6 +73,21 @@ class _Trajectory:
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
         return self.best.value > best.value * (1 + ACCEPTED_DISTANCE)
+
+
+def improved(
+    problem: Problem, schedule: Schedule, *, most_s: float, seed: int = 0
+) -> Schedule | None:
+    """Return the best schedule that a search finds from one for as much RAM or more, or None.
+
+    It ends after `most_s`, or once many iterations have brought nothing [s].
+    """
+    search, idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
+    search.until_s = time.monotonic() + most_s
+    search.consider(restorations_of(problem.graph, schedule))
+    while search.best != WORST and idle < MOST_IDLE and time.monotonic() < search.until_s:
+        idle = 0 if search.iterate() else idle + 1
+    return search.schedule()
 
 
 class LargeNeighbourhoodSearch:
@@ -190,6 +210,7 @@ class LargeNeighbourhoodSearch:
             rng=rng,
             until_s=self.until_s,
             style=trajectory.style,
+            obstacles=trajectory.obstacles,
         )
         fits = repair.fit()
         if not fits and self.objective.rows is not None and trajectory.current.excess > 0:

@@ -331,11 +331,14 @@ class PartialSchedule:
         """Return the current position of the partial schedule, for `undo`."""
         return len(self._log)
 
-    def undo(self, mark: int) -> None:
-        """Take back all changes since a mark."""
+    def undo(self, mark: int, loads: NDArray[np.int64] | None = None) -> None:
+        """Take back all changes since a mark, at which `peaks` were `loads` if these are known."""
         while len(self._log) > mark:
             restoration, added = self._log.pop()
             self._change(restoration, adding=not added)
+        if loads is not None:
+            self.extra_bytes = loads - self.row_bytes
+            self._dirty.clear()
 
     def commit(self) -> None:
         """Forget how the partial schedule came about: marks before this one are void."""
@@ -485,9 +488,17 @@ class PartialSchedule:
 
     def fits(self, limit_bytes: int) -> bool:
         """Whether every step keeps within a limit."""
-        if int(self.row_bytes.max()) > limit_bytes:
-            return False
-        return int(self.peaks().max()) <= limit_bytes
+        return self.excess(limit_bytes) is None
+
+    def excess(self, limit_bytes: int) -> tuple[int, int] | None:
+        """Return a stage that is above a limit, with what it uses at least [B]; None without."""
+        fullest = int(self.row_bytes.argmax())
+        load = int(self.row_bytes[fullest])
+        if load <= limit_bytes:
+            peaks = self.peaks()
+            fullest = int(peaks.argmax())
+            load = int(peaks[fullest])
+        return (fullest, load) if load > limit_bytes else None
 
 
 # -- the highest step of a stage, found as the verifier does ---------------------------------------

@@ -55,6 +55,16 @@ STYLE: Final = RepairStyle()
 """The style of what has no other."""
 
 
+class Obstacle(NamedTuple):
+    """Why a restoration could not be dropped: a stage would have been too full."""
+
+    stage: int
+    rise_bytes: int
+    """By how much its use of RAM would have risen [B]."""
+    gaps: tuple[tuple[tuple[int, int], ...], ...]
+    """Where the tensors that it brings back were in RAM."""
+
+
 class _Recovery(NamedTuple):
     """A way to bring a tensor back."""
 
@@ -79,6 +89,9 @@ class Repair:
     style: RepairStyle = STYLE
     within_rows: bool = True
     """Whether to take nothing for which own constraints that only add have no room."""
+    obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
+    """What was in the way of dropping restorations. Repairs of one partial schedule share it, so
+    that only what has room now is tried again."""
     _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
     _relieved: int = -1
@@ -459,7 +472,9 @@ class Repair:
                 check_time_limit()
                 if self._price(restoration) < 0:
                     continue  # the objective wants it
-                if restoration in self.partial and self._may_go(restoration):
+                if restoration not in self.partial or self._is_blocked(restoration):
+                    continue
+                if self._may_go(restoration):
                     gained = self._drop(restoration) or gained
 
     def drop_order(self, restoration: Restoration) -> float:
@@ -483,13 +498,33 @@ class Repair:
 
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration unless RAM does not suffice, or own constraints want it."""
-        partial, before = self.partial, self._excess()
+        partial, before, loads = self.partial, self._excess(), self.partial.peaks()
         mark = partial.mark()
         partial.remove(restoration)
-        if self._excess() <= before and partial.fits(self.limit_bytes):
+        excess = partial.excess(self.limit_bytes)
+        if excess is None and self._excess() <= before:
+            self.obstacles.pop(restoration, None)
             return True
-        partial.undo(mark)
+        partial.undo(mark, loads)
+        if excess is not None:
+            stage, load = excess
+            rise = load - int(loads[stage])
+            self.obstacles[restoration] = Obstacle(stage, rise, self._gaps(restoration))
         return False
+
+    def _is_blocked(self, restoration: Restoration) -> bool:
+        """Whether what was in the way of dropping a restoration still is."""
+        obstacle, partial = self.obstacles.get(restoration), self.partial
+        if obstacle is None or obstacle.gaps != self._gaps(restoration):
+            return False
+        load = partial.row_bytes[obstacle.stage] + partial.extra_bytes[obstacle.stage]
+        return bool(load + obstacle.rise_bytes > self.limit_bytes)
+
+    def _gaps(self, restoration: Restoration) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Return where the tensors that a restoration brings back are in RAM."""
+        item, graph = restoration.item, self.problem.graph
+        brought = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
+        return tuple(tuple(self.partial.gaps[i]) for i in brought)
 
     def _may_go(self, restoration: Restoration) -> bool:
         """Whether what a restoration serves could be kept, by the rows of stages alone."""

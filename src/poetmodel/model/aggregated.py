@@ -12,18 +12,25 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from poetmodel.model.arrays import Model
-from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, ONCE, STORAGE, VARIABLES
+from poetmodel.model.compact import (
+    FROM_STORAGE,
+    INPUTS,
+    KEEPING,
+    ONCE,
+    STAGE_LIMITS,
+    STORAGE,
+    VARIABLES,
+)
 from poetmodel.model.events import find_events, without_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import stated_limit
 from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
-from poetmodel.problem import LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from poetmodel.graph import Graph
+    from poetmodel.problem import LinearRow, Problem
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,10 @@ class Grouping:
     """Whether the rows of all steps that may execute are enforced."""
 
     @classmethod
-    def of_stages(cls, n_stages: int) -> Grouping:
+    def of_stages(cls, n_stages: int, own_rows: int = 0) -> Grouping:
         """Return the grouping of ``compact``: each stage is a group, and every row is enforced."""
-        return cls(n_stages, own_cuts=frozenset(range(n_stages)), every_row=True)
+        cuts, own = frozenset(range(n_stages)), frozenset(range(own_rows))
+        return cls(n_stages, own_rows=own, own_cuts=cuts, every_row=True)
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -134,9 +142,8 @@ def stages_of_change(row: LinearRow) -> frozenset[int]:
     Between two of them it does not tell stages apart.
     """
     stages: dict[int, dict[tuple[str, int], float]] = {}
-    for value, (family, index) in row.terms:
-        if family != "paged_out":
-            stages.setdefault(index[0], {})[family, index[1]] = value
+    for value, (family, (t, item)) in row.terms:
+        stages.setdefault(t, {})[family, item] = value
     changes: set[int] = set()
     group: dict[tuple[str, int], float] = {}
     for t in sorted(stages):
@@ -201,35 +208,6 @@ def _fixed_keeps(m: Model) -> None:
             m.fixed[m.kept[i, a]] = value
 
 
-def _stage_limits(m: Model) -> None:
-    """Keep the user's own rows over stages that are enforced.
-
-    Groups end where coefficients of such a row change, so that one has the same ones in all stages
-    of a group::
-
-        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])
-        + sum(coefficient * paged_out[i])  <=  upper
-    """
-    group_of = m.grouping.group_of
-    m.begin_rows("stage_limits")
-    for number in sorted(m.grouping.own_rows):
-        row = m.problem.stand_in.rows[number]
-        terms: dict[int, float] = {}
-        for value, (family, index) in row.terms:
-            grouped = index if family == "paged_out" else (group_of[index[0]], index[1])
-            column = m.families[family].get(grouped)
-            if value and column is not None:
-                terms[column] = value
-        if row.upper < 0:
-            m.add_impossible(number)
-            continue
-        pairs = ((value, column) for column, value in terms.items())
-        limit = LinearRow.of(pairs, upper=row.upper, name="stage_limits", key=number)
-        scaled = stated_limit(m, limit)
-        if scaled is not None:
-            m.add_linear_row(scaled)
-
-
 LAZY = Formulation(
     "lazy",
     (
@@ -252,12 +230,7 @@ LAZY = Formulation(
         INPUTS,
         MEMORY,
         STORAGE,
-        Component(
-            "stage_limits",
-            _stage_limits,
-            "poetmodel: a user's own rows, over stages with equal coefficients",
-            AFTER_VARIABLES,
-        ),
+        STAGE_LIMITS,
         *LIMITS_AND_OBJECTIVE,
     ),
 )
@@ -272,13 +245,11 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
     m = Model(problem, LAZY, exact=True)
     m.grouping = grouping
     m.recomputable = tuple(recomputable)
-    own = (problem.stand_in.rows[number] for number in grouping.own_rows)
-    counted = {decision for row in own for value, decision in row.terms if value}
     events = find_events(
         problem,
         grouping.group_of,
         recomputable=recomputable,
-        paged=frozenset(index[1] for family, index in counted if family == "paged_in"),
+        counted=[problem.stage_limits[number] for number in grouping.own_rows],
         is_free=partial(grouping.is_free, problem.working_graph),
     )
     if not grouping.own_rows:

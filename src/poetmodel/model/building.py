@@ -122,12 +122,14 @@ def state(
         if m.problem is not problem:
             restore(m, problem)
         return m
-    m.grouping = Grouping.of_stages(len(problem.graph.nodes))
+    rows = problem.stage_limits
+    m.grouping = Grouping.of_stages(len(problem.graph.nodes), len(rows))
     m.events = find_events(
         problem,
         m.grouping.group_of,
         recomputable=recomputable_nodes(problem),
         stages="events" if stages == "events" else "all",
+        counted=rows,
     )
     chosen.populate(m, without=own)
     m.relations = CompactRelations(m)

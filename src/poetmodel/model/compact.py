@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.memory import MEMORY
+from poetmodel.model.linear import stated_limit
+from poetmodel.model.memory import MEMORY, StepView
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
-from poetmodel.problem import Quantity, over_totals
+from poetmodel.problem import LinearRow, Quantity, over_totals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from poetmodel.model.arrays import Model
 
 
@@ -263,6 +266,43 @@ STORAGE = Component(
     AFTER_VARIABLES,
 )
 
+
+def _stage_limits(m: Model) -> None:
+    """Keep the user's own rows over stages: of a relaxation those that are enforced.
+
+    Groups end where coefficients of such a row change, so that one has the same ones in all stages
+    of a group::
+
+        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])  <=  upper
+    """
+    state_stage_limits(m, StepView(m), m.grouping.own_rows)
+
+
+def state_stage_limits(m: Model, view: StepView, numbers: Iterable[int]) -> None:
+    """State some of the user's own rows over stages."""
+    columns = {"recomputed": view.computed, "paged_in": view.paged_in}
+    m.begin_rows("stage_limits")
+    for number in sorted(numbers):
+        row = m.problem.stage_limits[number]
+        if row.upper < 0:
+            m.add_impossible(number)
+            continue
+        found = ((value, columns[family](*index)) for value, (family, index) in row.terms if value)
+        terms = {column: value for value, column in found if column is not None}
+        pairs = ((value, column) for column, value in terms.items())
+        limit = LinearRow.of(pairs, upper=row.upper, name="stage_limits", key=number)
+        scaled = stated_limit(m, limit)
+        if scaled is not None:
+            m.add_linear_row(scaled)
+
+
+STAGE_LIMITS = Component(
+    "stage_limits",
+    _stage_limits,
+    "poetmodel: a user's own rows, over stages with equal coefficients",
+    AFTER_VARIABLES,
+)
+
 COMPACT = Formulation(
     "compact",
     (
@@ -274,6 +314,7 @@ COMPACT = Formulation(
         INPUTS,
         MEMORY,
         STORAGE,
+        STAGE_LIMITS,
         *LIMITS_AND_OBJECTIVE,
     ),
 )

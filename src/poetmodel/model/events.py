@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from poetmodel.clock import check_time_limit
-from poetmodel.problem import Coefficients, DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Coefficients, DeadlineCounts, LinearRow, Problem, Quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
 
@@ -107,7 +107,8 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
 
         r * compute  >=  r * sum(max(0, page_in)) + sum(max(0, page_out))    for every r >= 1
 
-    which ``r = 1`` implies. A row that wants `k` recomputed (``compute < 0``) always forbids it.
+    which ``r = 1`` implies. A row that wants `k` recomputed (``compute < 0``) always forbids it. So
+    does one that limits transfers of its outputs in some stages.
     """
     graph = problem.graph
     if limiting is None:
@@ -118,6 +119,8 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
         return False
     outputs = _read_outputs(graph, k)
     stored = graph.nodes[k].on_aux
+    if not problem.stage_limits_pages.isdisjoint(outputs):
+        return False
     return all(
         of.compute[k]
         >= sum(max(0, of.page_in[i]) + (0 if stored else max(0, of.page_out[i])) for i in outputs)
@@ -163,7 +166,7 @@ def find_events(
     recomputable: Sequence[bool],
     stages: Stages = "all",
     is_free: IsFree | None = None,
-    paged: frozenset[int] = frozenset(),
+    counted: Iterable[LinearRow] = (),
 ) -> Events:
     """Return the groups at which decisions can matter.
 
@@ -185,8 +188,8 @@ def find_events(
     up to the last use, since the tensor must be gone before it; beyond that a copy goes right after
     its step.
 
-    The page-ins of `paged` tensors are offered in every group in which a reader could run if there
-    were no free keep: where limits tell groups apart, none of them can wait for another group.
+    Rows over stages that are `counted` tell groups apart: page-ins that these count are offered in
+    every group in which the rows have them, up to the last use, as none can wait for another group.
 
     *Free keep*: a tensor that is surely in RAM in an event's group and free up to the next event is
     kept. Then it need not be paged in there, and its node not be recomputed if that holds for all
@@ -194,9 +197,11 @@ def find_events(
     """
     graph = problem.graph
     if stages == "all":
-        every = _Sweep(problem, group_of, recomputable).run().page_in if paged else ()
-        named = {i: every[i] for i in paged}
-        return _Sweep(problem, group_of, recomputable, is_free=is_free, paged=named).run()
+        paged: dict[int, set[int]] = {}
+        for family, index in {decision for row in counted for decision in row.space}:
+            if family == "paged_in":
+                paged.setdefault(index[1], set()).add(group_of[index[0]])
+        return _Sweep(problem, group_of, recomputable, is_free=is_free, paged=paged).run()
     extra: list[frozenset[int]] = [frozenset()] * len(graph.nodes)
     while True:
         events = _Sweep(problem, group_of, recomputable, extra=extra).run()
@@ -290,7 +295,7 @@ class _Sweep:
         *,
         extra: Sequence[frozenset[int]] | None = None,
         is_free: IsFree | None = None,
-        paged: Mapping[int, tuple[int, ...]] | None = None,
+        paged: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         self.problem = problem
         self.graph = problem.working_graph
@@ -301,7 +306,7 @@ class _Sweep:
         """With event stages the groups that the closure adds; None where all stages are offered."""
         self.is_free = is_free
         self.paged = paged or {}
-        """For tensors whose page-ins limits tell apart the groups in which they are offered."""
+        """For tensors whose page-ins rows count in stages the groups in which they are offered."""
         n_tensors = len(self.graph.tensors)
         self.uses: list[tuple[int, ...]] = [()] * n_tensors
         self.events: list[tuple[int, ...]] = [()] * n_tensors
@@ -341,7 +346,7 @@ class _Sweep:
                 if self._is_wanted_in(i):
                     offered = self._after(k, self.problem.graph.last_page_in(i))
                 elif i in self.paged:
-                    offered = [e for e in self.paged[i] if e in self.events[i]]
+                    offered = [e for e in self.events[i] if e in self.paged[i]]
                 self.page_in[i] = tuple(e for e in offered if e not in self.sure[i])
 
     def _is_wanted_in(self, i: int) -> bool:
@@ -381,10 +386,13 @@ class _Sweep:
         Beyond that nothing is kept for nobody.
         """
         last = self.uses[i][-1] if self.uses[i] else -1
-        paged: Sequence[int] = self.paged.get(i, ())
+        paged: Iterable[int] = self.paged.get(i, ())
         if self._is_wanted_in(i):
             paged = self._after(self.graph.node_of[i], self.problem.graph.last_page_in(i))
-        return tuple(sorted({*self.uses[i], *(e for e in (*recompute, *paged) if e <= last)}))
+        first = self.group_of[self.graph.node_of[i]]
+        return tuple(
+            sorted({*self.uses[i], *(e for e in (*recompute, *paged) if first < e <= last)})
+        )
 
     def _sure(self, i: int, events: tuple[int, ...]) -> frozenset[int]:
         """Return the events that tensor `i` may enter in RAM at no cost, in any solution.

@@ -49,6 +49,8 @@ def check_fits(problem: Problem) -> None:
         )
     if problem.energy_budget_j is not None:
         faults.append("formulation 'paper' has no energy budget; use lazy or compact")
+    if problem.stage_limits:
+        faults.append("formulation 'paper' knows no constraints on stages; use lazy or compact")
     if faults:
         raise ModelError(faults)
 

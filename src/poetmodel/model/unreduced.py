@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from poetmodel.model.compact import state_stage_limits
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import merged, stated_limit
 from poetmodel.model.memory import state_memory
@@ -152,6 +153,11 @@ def _storage(m: Model) -> None:
             m.cover((t, i), column, [m.stored[i]])
 
 
+def _stage_limits(m: Model) -> None:
+    """Keep the user's own rows over stages."""
+    state_stage_limits(m, TriangleRelations(m), range(len(m.problem.stage_limits)))
+
+
 UNREDUCED = Formulation(
     "compact-unreduced",
     (
@@ -175,6 +181,9 @@ UNREDUCED = Formulation(
             AFTER_VARIABLES,
         ),
         Component("storage", _storage, "poetmodel: storage is finite, not reused", AFTER_VARIABLES),
+        Component(
+            "stage_limits", _stage_limits, "poetmodel: a user's own rows, by stage", AFTER_VARIABLES
+        ),
         *LIMITS_AND_OBJECTIVE,
     ),
 )

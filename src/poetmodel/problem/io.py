@@ -17,10 +17,12 @@ from poetmodel.files import parse_toml, place, read_text, unknown_key
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN
 from poetmodel.problem.totals import (
+    BY_STAGE,
     CONSTANT,
     KEYS,
     Constraint,
     Count,
+    Key,
     Terms,
     Total,
     is_number,
@@ -202,12 +204,19 @@ class _Reader:
         if key in tuple(Total):
             yield key
             return
-        kind, _, pattern = key.partition(":")
-        if kind not in self._names or not pattern:
+        kind, stage, pattern = Key.parse(key)
+        known = kind in self._names if stage is None else kind in BY_STAGE
+        if not known or not pattern:
             hint = did_you_mean(key, KEYS) or f"expected one of {', '.join(KEYS)}"
             self.faults.append(f"{where}: {shown(key)}: {hint}")
             return
         names, what = self._names[Count(kind)], _NAMED[Count(kind)]
+        last = len(self._graph.nodes) - 1
+        if stage is not None and not 0 <= stage <= last:
+            self.faults.append(
+                f"{where}: {shown(key)}: expected a stage after @, a number from 0 to {last}"
+            )
+            return
         matches = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
         if not matches:
             close = get_close_matches(pattern, names, n=1)
@@ -216,7 +225,7 @@ class _Reader:
                 f"{where}: {shown(key)}: no {what} of graph {shown(self._graph.name)} has "
                 f"this name{hint}"
             )
-        yield from (f"{kind}:{name}" for name in matches)
+        yield from (f"{key.partition(':')[0]}:{name}" for name in matches)
 
     def _limits(
         self, table: dict[str, Any], unit: str, where: str, *, known: bool

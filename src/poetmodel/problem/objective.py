@@ -17,7 +17,7 @@ from poetmodel.problem.rows import (
     LinearRow,
     weighted,
 )
-from poetmodel.problem.totals import CONSTANT, Constraint, Count, Terms, Total
+from poetmodel.problem.totals import CONSTANT, Constraint, Count, Key, Terms, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -219,7 +219,42 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
             baseline=energy.baseline,
         )
     for constraint in problem.constraints:
-        yield from _sides(problem, constraint)
+        if not constraint.by_stage:
+            yield from _sides(problem, constraint)
+
+
+def stage_limits(problem: Problem) -> Iterator[LinearRow]:
+    """Yield the own constraints that count in stages, as rows over stages.
+
+    Each has every stage in which what it counts may happen, if only with 0. What never may, such as
+    a page-in of what is not computed yet, is left out.
+    """
+    graph = problem.graph
+    unread = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
+    for constraint in problem.constraints:
+        if not constraint.by_stage:
+            continue
+        terms: dict[tuple[str, tuple[int, int]], float] = {}
+        for key, value in constraint.terms.items():
+            kind, stage, name = Key.parse(key)
+            if kind == Count.RECOMPUTATIONS:
+                family, item = "recomputed", graph.node_index[name]
+                stages = range(item + 1, graph.last_stages[item] + 1)
+            else:
+                family, item = "paged_in", graph.tensor_index[name]
+                last = -1 if item in unread else graph.last_page_in(item)
+                stages = range(graph.node_of[item] + 1, last + 1)
+            for t in stages:
+                terms.setdefault((family, (t, item)), 0)
+            if stage is not None and stage in stages:
+                terms[family, (stage, item)] += value
+        upper = constraint.upper or 0
+        if all(isinstance(value, int) for value in terms.values()):
+            upper = math.floor(upper)
+        else:
+            upper += RELATIVE_TOLERANCE * max(upper, *terms.values())
+        pairs = ((value, decision) for decision, value in terms.items())
+        yield LinearRow.of(pairs, name=constraint.name, upper=upper)
 
 
 def over_totals(problem: Problem, coefficients: Coefficients, **stated: Any) -> LinearRow:
@@ -403,7 +438,8 @@ def rewards_page_outs(problem: Problem) -> bool:
     fixed = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [sum_of(problem, problem.own_objective)[0]]
     for constraint in problem.constraints:
-        sums += [row.coefficients for row in _sides(problem, constraint)]
+        if not constraint.by_stage:
+            sums += [row.coefficients for row in _sides(problem, constraint)]
     return any(value < 0 for of in sums for i, value in enumerate(of.page_out) if i not in fixed)
 
 

@@ -10,7 +10,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
-from poetmodel.problem.totals import Constraint, Count, Terms, Total, check_terms
+from poetmodel.problem.totals import Constraint, Count, Key, Terms, Total, check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -147,6 +147,12 @@ def own_sum_faults(
         names.add(row.name)
         yield from check_terms(graph, row.terms.items(), where)
     yield from check_terms(graph, objective, "objective")
+    for key, _ in objective:
+        if Key.parse(key).stage is not None:
+            yield (
+                f"objective: {shown(key)}: an objective counts in all stages; in a model of "
+                "pm.build(problem) it can be stated"
+            )
 
 
 def _default_counts(problem: Problem) -> DeadlineCounts:

@@ -18,6 +18,7 @@ from poetmodel.problem.objective import (
     TimeSum,
     linear_limits,
     rewards_page_outs,
+    stage_limits,
 )
 from poetmodel.problem.parse import committed, resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
@@ -59,13 +60,8 @@ class StandIn:
     """The value of a valid schedule, above 0: the minimized quantity beyond what every schedule
     pays. Models state the quantity in thousandths of it, and whatever costs more than twice as much
     by itself as twice as much: only better schedules matter."""
-    never_recomputed: frozenset[int] = frozenset()
-    """Nodes that are computed once, beside those of which the graph says so."""
     wants_page_outs: bool = False
     """Whether what was added to a model may want page-outs that no page-in needs."""
-    rows: tuple[LinearRow, ...] = ()
-    """Further rows over stages, with an upper side and no value below 0. Each has every stage in
-    which what it counts is offered, if only with 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +206,9 @@ class Problem:
             linear relation, or a list of them. ``v.recomputations[k]`` is how often node `k` is
             computed beyond the first time, ``v.page_ins[i]`` and ``v.page_outs[i]`` how often
             tensor `i` is paged in and out, ``v.resident[i]`` whether state `i` has its home in RAM;
-            `k` and `i` are positions or names. ``v.bytes_written``,
+            `k` and `i` are positions or names. ``v.recomputations[t, k]`` and ``v.page_ins[t, i]``
+            say whether that happens in stage `t`, the position or name of its node; upper limits on
+            sums of these are kept. ``v.bytes_written``,
             ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are
             those of a whole training step.
 
@@ -274,8 +272,7 @@ class Problem:
 
     def may_recompute(self, k: int) -> bool:
         """Return whether node `k` may be computed a second time."""
-        once = k in self.stand_in.never_recomputed
-        return self.recompute and self.graph.nodes[k].recomputable and not once
+        return self.recompute and self.graph.nodes[k].recomputable
 
     @property
     def resident_bytes(self) -> int:
@@ -383,6 +380,17 @@ class Problem:
     def linear_limits(self) -> tuple[LinearRow, ...]:
         """The limits on sums over decisions: deadline, energy budget and own constraints."""
         return tuple(linear_limits(self))
+
+    @cached_property
+    def stage_limits(self) -> tuple[LinearRow, ...]:
+        """The own constraints that count in stages, as rows over decisions."""
+        return tuple(stage_limits(self))
+
+    @cached_property
+    def stage_limits_pages(self) -> frozenset[int]:
+        """The tensors whose page-ins own constraints count in stages."""
+        counted = (pair for row in self.stage_limits for pair in row.terms if pair[0])
+        return frozenset(i for _, (family, (_, i)) in counted if family == "paged_in")
 
     @cached_property
     def wanted(self) -> Coefficients:

@@ -60,17 +60,6 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
     )
 
 
-def over_stages(
-    recomputed: Iterable[Any], paged_in: Iterable[Any], paged_out: Iterable[Any]
-) -> set[tuple[str, Any]]:
-    """Return decisions over stages as rows count them: by family and index."""
-    return {
-        *(("recomputed", index) for index in recomputed),
-        *(("paged_in", index) for index in paged_in),
-        *(("paged_out", i) for i in paged_out),
-    }
-
-
 @dataclass(eq=False, kw_only=True)  # frozen ones take models a tenth longer to build
 class LinearRow:
     """The row ``lower <= sum of value * decision <= upper``, in its own unit.

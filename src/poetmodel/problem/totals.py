@@ -1,6 +1,6 @@
 """Rows and objectives over the totals of a schedule: how often each node and tensor is acted on.
 
-Totals do not speak of stages, so every formulation states them exactly.
+A row may also say how often that may happen in some stages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from poetmodel.errors import InputError, shown
 
@@ -51,7 +51,13 @@ class Total(StrEnum):
     """Transfer time [s]."""
 
 
-KEYS: Final = (*Total, *(f"{count}:NAME" for count in Count))
+BY_STAGE: Final = (Count.RECOMPUTATIONS, Count.PAGE_INS)
+"""What may be counted in one stage; ``page_ins@12:conv1`` is 1 if it happens in stage 12."""
+KEYS: Final = (
+    *Total,
+    *(f"{count}:NAME" for count in Count),
+    *(f"{count}@STAGE:NAME" for count in BY_STAGE),
+)
 """Keys of totals, as people write them."""
 UNITS: Final[Mapping[str, str]] = {
     Total.BYTES_WRITTEN: "bytes",
@@ -64,6 +70,30 @@ UNITS: Final[Mapping[str, str]] = {
 
 Terms = tuple[tuple[str, float], ...]
 """A linear expression: coefficients by key, ``bytes_written`` or ``page_ins:conv1``."""
+
+
+class Key(NamedTuple):
+    """What a key names: a total, or a count of a node or tensor, perhaps in one stage."""
+
+    kind: str
+    stage: int | None
+    """The stage; None for all of them, -1 for what is none."""
+    name: str
+    """The node or tensor; empty for a total."""
+
+    @classmethod
+    def parse(cls, key: str) -> Self:
+        """Return the parts of a key.
+
+        Examples
+        --------
+        >>> Key.parse("page_ins@12:conv1")
+        Key(kind='page_ins', stage=12, name='conv1')
+        """
+        kind, _, name = key.partition(":")
+        kind, at, stage = kind.partition("@")
+        number = int(stage) if stage.isdecimal() else -1
+        return cls(kind, number if at else None, name)
 
 
 def unit_of(terms: Iterable[tuple[str, float]]) -> str:
@@ -94,12 +124,14 @@ def in_words(terms: Terms, *, most: int = 4) -> str:
 class Constraint:
     """A constraint ``lower <= sum of coefficient * total <= upper`` on the totals of a schedule.
 
-    ``Problem.subject_to`` makes them of rules, `Problem` takes them as they are.
+    ``Problem.subject_to`` makes them of rules, `Problem` takes them as they are. One that counts in
+    some stages counts nothing else, and is an upper limit without coefficients below 0.
 
     Raises
     ------
     InputError
-        If it has no name, no limit or a number that is not finite, or if its limits cross.
+        If it has no name, no limit or a number that is not finite, if its limits cross, or if it
+        counts in stages and says more than an upper limit.
 
     Examples
     --------
@@ -110,7 +142,7 @@ class Constraint:
     name: str
     """Its name, by which it is reported."""
     terms: dict[str, float] = field(hash=False)
-    """Coefficients by total: ``bytes_written``, ``page_ins:conv1``."""
+    """Coefficients by total: ``bytes_written``, ``page_ins:conv1``, ``page_ins@12:conv1``."""
     lower: float | None = None
     """Least value; None for no such limit."""
     upper: float | None = None
@@ -133,6 +165,26 @@ class Constraint:
         for side in ("lower", "upper"):
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else whole(limit))
+        if self.by_stage:
+            self._check_stages(where)
+
+    @property
+    def by_stage(self) -> bool:
+        """Whether it counts in some stages."""
+        return any(Key.parse(key).stage is not None for key in self.terms)
+
+    def _check_stages(self, where: str) -> None:
+        others = [key for key in self.terms if Key.parse(key).stage is None]
+        hint = "in a model of pm.build(problem, reductions=False) it can be stated"
+        if others:
+            raise InputError(
+                f"{where}: {shown(others[0])} is no count in a stage, but others are; {hint}"
+            )
+        if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
+            raise InputError(
+                f"{where}: what counts in stages takes an upper limit alone, without coefficients "
+                f"below 0; {hint}"
+            )
 
     def amount(self, value: float) -> str:
         """Return a value of its sum with all digits, and its unit if it has one."""
@@ -166,11 +218,15 @@ def check_terms(graph: Graph, terms: Iterable[tuple[str, float]], where: str) ->
     for key, weight in terms:
         if not is_number(weight):
             yield f"{where}: {shown(key)}: expected a finite number, got {shown(weight)}"
-        kind, _, name = key.partition(":")
+        kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
             continue
-        if kind not in tuple(Count) or not name:
+        if kind not in tuple(Count if stage is None else BY_STAGE) or not name:
             yield f"{where}: {shown(key)}: expected one of {', '.join(KEYS)}"
+        elif stage is not None and not 0 <= stage < len(graph.nodes):
+            yield (
+                f"{where}: {shown(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
+            )
         elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
             yield f"{where}: {shown(key)}: the graph has no node {shown(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
@@ -188,18 +244,25 @@ def _state_index(graph: Graph) -> dict[str, int]:
 
 
 class _Counts(Mapping[Any, Any]):
-    """The variables of one count, indexed by position or by name."""
+    """The variables of one count, indexed by position or by name; after a stage, of that alone."""
 
-    def __init__(self, variables: Any, index: Mapping[str, int]) -> None:
+    def __init__(self, variables: Any, index: Mapping[str, int], in_stage: Any) -> None:
         self._variables = variables
         self._index = index
+        self._in_stage = in_stage
 
     def __getitem__(self, key: Any) -> Any:
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
+        in_stage = self._in_stage is not None and isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004
+        if in_stage and key[1] in self:
+            stage, item = key
+            return self._in_stage(stage, self._index[item] if isinstance(item, str) else item)
         hint = f"expected a name, or a position from 0 to {len(self) - 1}"
         if self._variables.local_name == Count.RESIDENT:
             hint = "expected the name, or the position, of a state tensor"
+        if isinstance(key, tuple) and self._in_stage is None:
+            hint = f"in a stage {' and '.join(BY_STAGE)} are counted alone"
         if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(close[0])}?"
         where = f"{self._variables.local_name}[{shown(key)}]"
@@ -231,6 +294,7 @@ class TotalsBlock:
         self.block = pyo.Block(concrete=True)
         self.block.counted = pyo.Block()
         self._key: dict[int, str] = {}
+        self._nodes = graph.node_index
         for count, index in (
             (Count.RECOMPUTATIONS, graph.node_index),
             (Count.PAGE_INS, graph.tensor_index),
@@ -239,11 +303,33 @@ class TotalsBlock:
         ):
             variables = pyo.Var(list(index.values()), domain=pyo.NonNegativeIntegers)
             self.block.counted.add_component(str(count), variables)
-            setattr(self.block, count, _Counts(variables, index))
+            in_stage = None if count not in BY_STAGE else self._in_stages(count, index)
+            setattr(self.block, count, _Counts(variables, index, in_stage))
             self._key |= {id(variables[i]): f"{count}:{name}" for name, i in index.items()}
         for total in Total:
             self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
             self._key[id(self.block.component(total))] = str(total)
+
+    def _in_stages(self, count: Count, index: Mapping[str, int]) -> Callable[[Any, int], Any]:
+        """Return the function that gives the variable of a stage and an item of a count."""
+        import pyomo.environ as pyo
+
+        names = list(index)
+        variables = pyo.Var(pyo.Any, dense=False, domain=pyo.Binary)
+        self.block.counted.add_component(f"{count}_in_stage", variables)
+
+        def in_stage(stage: Any, item: int) -> Any:
+            number = self._nodes.get(stage) if isinstance(stage, str) else stage
+            if not isinstance(number, int) or not 0 <= number < len(self._nodes):
+                raise InputError(
+                    f"{count}[{shown(stage)}, {shown(names[item])}]: the graph has no such stage; "
+                    f"expected the name of a node, or a position from 0 to {len(self._nodes) - 1}"
+                )
+            variable = variables[number, item]
+            self._key[id(variable)] = f"{count}@{number}:{names[item]}"
+            return variable
+
+        return in_stage
 
     def expression(self, rule: Any, where: str) -> Terms:
         """Return the linear expression that a rule gives, its constant under its own key."""

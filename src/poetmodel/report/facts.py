@@ -52,7 +52,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "status": subject.document.status,
         "valid": subject.verdict.valid,
         "violations": list(subject.verdict.violations),
-        "notes": list(subject.notes),
+        "notes": [*filter(None, (subject.graph.exactness,)), *subject.notes],
         "energy_j": simulation.energy_j if timed else None,
         "baseline_energy_j": simulation.baseline_energy_j if timed else None,
         "overhead_j": simulation.overhead_j if timed else None,

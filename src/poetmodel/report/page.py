@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import gauge, gauge_words
 from poetmodel.files import write_bytes
-from poetmodel.report.bars import comparison_bars, overlay_bars
 from poetmodel.report.charts import (
     address_chart,
-    front_chart,
     gauge_chart,
     graph_chart,
     map_chart,
-    overlay_chart,
-    progress_of,
 )
-from poetmodel.report.comparison import Comparison, comparison_facts
 from poetmodel.report.drawing import check_installed
 from poetmodel.report.facts import choices_of, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
@@ -29,7 +24,6 @@ from poetmodel.report.figures import (
     step_figures,
 )
 from poetmodel.report.folding import COSTS, decision_table
-from poetmodel.report.network import network_chart
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
@@ -41,12 +35,8 @@ if TYPE_CHECKING:
 
     from poetmodel.report.subject import Subject
 
-    Rows = Sequence[Mapping[str, Any]]
 
-
-SCRIPTS: Final = (
-    *("gauge", "timeline", "addresses", "overlay", "progress", "network", "map", "front"),
-)
+SCRIPTS: Final = (*("gauge", "timeline", "addresses", "map"),)
 """The types of charts."""
 
 
@@ -55,51 +45,29 @@ def check_report(path: str | Path) -> None:
     check_installed(path, "a report", *LIBRARIES)
 
 
-def report_facts(
-    subjects: Sequence[Subject],
-    *,
-    cells: Rows = (),
-    front: Rows = (),
-    comparisons: Sequence[Comparison] = (),
-) -> dict[str, Any]:
-    """Return every figure of a report as plain values.
-
-    The schedules are all of one graph; `cells` and `front` are the runs of a sweep and its Pareto
-    front, if there is one. `comparisons` are those of `poetmodel.report.comparison.compare`.
-    """
+def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """Return every figure of a report on schedules of one graph as plain values."""
     return {
         "graph": graph_facts(subjects[0]),
-        "schedules": [
-            facts(subject) | {"comparison": comparison_facts(subject, comparisons)}
-            for subject in subjects
-        ],
-        "sweep": {"cells": list(cells), "pareto": list(front)} if cells else None,
+        "schedules": [facts(subject) for subject in subjects],
     }
 
 
-def report_page(
-    subjects: Sequence[Subject],
-    *,
-    cells: Rows = (),
-    front: Rows = (),
-    comparisons: Sequence[Comparison] = (),
-) -> str:
+def report_page(subjects: Sequence[Subject]) -> str:
     """Return a report as the text of an HTML file; the same input gives the same text.
 
     The page holds everything it needs, and its own policy forbids it to load more. The schedules
     stand side by side in the order given.
     """
-    facts = report_facts(subjects, cells=cells, front=front)
+    facts = report_facts(subjects)
     several = len(subjects) > 1
     parts = figures(facts["schedules"])
-    fronts = list(_fronts(subjects, cells, front))
-    charts = _charts(subjects, fronts)
+    charts = _charts(subjects)
     return render(
         "report.html.jinja",
         chart_scripts=SCRIPTS,
         charts={"graph": graph_chart(subjects[0].graph), "charts": charts},
         drawn={chart["id"] for chart in charts},
-        proofs=any(chart["type"] == "progress" for chart in charts),
         title=_title(subjects),
         several=several,
         estimates=_estimates(subjects),
@@ -116,26 +84,15 @@ def report_page(
         decisions=_decisions(subjects),
         choices=choices_of(subjects[0].graph),
         gauges=list(_gauges(subjects)),
-        comparisons=[comparison_bars(comparison) for comparison in comparisons],
-        beside=overlay_bars(subjects) if several else None,
         has_plan=[subject.plan is not None for subject in subjects],
         places=[subject.places for subject in subjects],
-        fronts=fronts,
     )
 
 
-def write_report(
-    path: str | Path,
-    subjects: Sequence[Subject],
-    *,
-    cells: Rows = (),
-    front: Rows = (),
-    comparisons: Sequence[Comparison] = (),
-) -> int:
+def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
     """Write a report, whole or not at all; return its size [B]."""
     check_report(path)
-    page = report_page(subjects, cells=cells, front=front, comparisons=comparisons)
-    content = page.encode("utf-8", "replace")
+    content = report_page(subjects).encode("utf-8", "replace")
     write_bytes(path, content)
     return len(content)
 
@@ -158,12 +115,6 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
         "heads": tables[subjects[0].label]["heads"],
         "rows": [(label, table["rows"]) for label, table in tables.items()],
     }
-
-
-def _network(subject: Subject) -> dict[str, Any]:
-    """Return the network view of a schedule."""
-    rows = decision_rows(subject.problem, subject.schedule)
-    return network_chart(subject.graph, [row["choice"] for row in rows])
 
 
 def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,11 +148,11 @@ def _title(subjects: Sequence[Subject]) -> str:
     return f"{name} {where} {', '.join(places)}" if places else name
 
 
-def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
+def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """Return the charts, each with its id on the page."""
-    shared = {"gauge": gauge_chart(subjects), "overlay": overlay_chart(subjects)}
+    gauge = gauge_chart(subjects)
     return [
-        *({"type": name, "id": name, **chart} for name, chart in shared.items() if chart),
+        *([] if gauge is None else [{"type": "gauge", "id": "gauge", **gauge}]),
         *({"type": "timeline", "id": f"time-{s.label}", **timeline_chart(s)} for s in subjects),
         *(
             {"type": "addresses", "id": f"addresses-{s.label}", **chart}
@@ -209,54 +160,7 @@ def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
             if (chart := address_chart(s)) is not None
         ),
         *(
-            {"type": "progress", "id": f"progress-{s.label}", **chart}
-            for s in subjects
-            if (chart := progress_of(s)) is not None
-        ),
-        *({"type": "network", "id": f"network-{s.label}", **_network(s)} for s in subjects),
-        *(
             {"type": "map", "id": f"map-{s.label}", **map_chart(s.graph, s.schedule)}
             for s in subjects
         ),
-        *({"type": "front", **front} for front in fronts),
     ]
-
-
-def _fronts(subjects: Sequence[Subject], cells: Rows, front: Rows) -> Iterator[dict[str, Any]]:
-    """Yield a chart for each model, device and deadline of a sweep."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in cells:
-        groups.setdefault((row["model"], row["device"], row["deadline"]), []).append(row)
-    for index, (group, rows) in enumerate(groups.items()):
-        keys = {row["key"] for row in rows}
-        best = [row for row in front if row["key"] in keys]
-        chart = front_chart(rows, best)
-        model, device, deadline = group
-        yield {
-            "id": f"front-{index + 1}",
-            "title": f"{model} on {device}" + (f", deadline {deadline}" if deadline else ""),
-            "rows": best,
-            **chart,
-            "here": [
-                _here(subject, chart["scale"])
-                for subject in subjects
-                if subject.costs is not None and _is_of(subject, model, device)
-            ],
-        }
-
-
-def _is_of(subject: Subject, model: str, device: str) -> bool:
-    """Whether a schedule belongs to a part of a sweep, as far as names tell."""
-    priced_for = subject.problem.costs.device
-    places = (subject.document.device, priced_for.key if priced_for is not None else None)
-    shape = subject.sources.shape
-    names = (shape.label(name) for name in (subject.graph.name, subject.sources.graph))
-    return model in names and device in places
-
-
-def _here(subject: Subject, scale: float) -> dict[str, Any]:
-    simulation = subject.simulation
-    baseline_j, overhead_j = simulation.baseline_energy_j or 0.0, simulation.overhead_j or 0.0
-    y = 100 * overhead_j / baseline_j if baseline_j else 0.0
-    text = f"schedule {subject.label} of this report, overhead {y:.4g} %"
-    return {"name": subject.label, "x": subject.peak_ram_bytes / scale, "y": y, "text": text}

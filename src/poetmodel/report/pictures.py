@@ -59,15 +59,6 @@ DARK_COLOURS: Final[Mapping[Kind, str]] = {
     Kind.WORKSPACE: "#8A949C",
 }
 """The same hues on a dark ground."""
-LINE_COLOURS: Final = (
-    ("#0072B2", "#4AA3DF"),
-    ("#D55E00", "#F07F3C"),
-    ("#009E73", "#23C497"),
-    ("#CC79A7", "#E29AC4"),
-    ("#8A6D00", "#F0B93A"),
-    ("#555555", "#B4C0CA"),
-)
-"""Colours of lines, on a light and on a dark ground."""
 PART_COLOURS: Final = (
     ("#3F5B7C", "#5B7C9E"),
     ("#86BDE3", "#3C7FB1"),
@@ -77,8 +68,6 @@ PART_COLOURS: Final = (
 )
 """Colours of state, activations, gradients, workspace and what is reserved, on a light and on a
 dark ground."""
-CURVE_COLOUR: Final = "#555555"
-LIMIT_COLOUR: Final = "#B00020"
 
 
 DIGITS: Final = 8
@@ -130,8 +119,6 @@ class Box:
     """Its colour: how it came there."""
     tensor: int | None
     """The number of the tensor; None for a workspace."""
-    name: str
-    """Stands on it where there is room."""
     details: str
     """Shown when one points at it."""
 
@@ -151,11 +138,6 @@ class AddressMap:
     limit: float
     """The end of the block."""
     limit_name: str
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur."""
-        return in_order(box.kind for box in self.boxes)
 
 
 def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> AddressMap:
@@ -192,7 +174,6 @@ def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) 
                 high=high / scale,
                 kind=kind,
                 tensor=rectangle.index if rectangle.content == Content.OUTPUT else None,
-                name=name,
                 details=", ".join(parts),
             )
         )

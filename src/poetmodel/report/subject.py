@@ -9,6 +9,7 @@ from poetmodel.device import Costs
 from poetmodel.device.room import DeviceRoom
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
+from poetmodel.planner import verify
 from poetmodel.schedule import (
     RELATIONS,
     ConstraintValue,
@@ -18,6 +19,7 @@ from poetmodel.schedule import (
     constraint_values,
 )
 from poetmodel.schedule.relations import STATED
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,3 +176,38 @@ class Subject(VerifiedSchedule):
         if self.step is not None:
             return int(self.step["keep_all_bytes"])
         return checkpoint_all_peak_bytes(self.graph)
+
+
+def solved_subject(
+    result: SolveResult,
+    *,
+    name: str,
+    plan: Plan,
+    check: PlanCheck,
+    step: Mapping[str, Any] | None = None,
+) -> Subject:
+    """Verify the schedule of a result that runs by a plan, perhaps in a compiled step.
+
+    `step` has what ``step.report()`` of `poetmodel.torch` says of it.
+    """
+    problem, document = result.problem, document_of(result)
+    notes = []
+    if step is not None and step["reserved_bytes"]:
+        of = ", ".join(f"{what} {format_bytes(size)}" for what, size in step["reserves"].items())
+        notes.append(
+            f"{format_bytes(step['reserved_bytes'])} of the step's RAM are reserved"
+            f"{f': {of}' if of else ''}; all RAM on this page includes them"
+        )
+    return Subject(
+        label="A",
+        sources=Sources(schedule=name, graph=name),
+        document=document,
+        schedule=document.schedule,
+        problem=problem,
+        costs=problem.costs,
+        verdict=verify(problem, document.schedule, stated=document.stated),
+        notes=tuple(notes),
+        plan=plan,
+        check=check,
+        step=step,
+    )

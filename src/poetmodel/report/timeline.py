@@ -12,7 +12,7 @@ from poetmodel.plan.stays import stays
 from poetmodel.report.pictures import rounded, size_unit, time_unit
 from poetmodel.report.subject import Subject, free_costs
 from poetmodel.schedule.machine import Content, Origin, Stay
-from poetmodel.units import format_bytes
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +112,17 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         **_ghost(graph, ops, of),
         **_budget(plan.ram_budget_bytes, check.peak_ram_bytes),
     }
+
+
+def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
+    """Return the title of a plan's timeline."""
+    on_device = f" on {plan.device}" if plan.device else ""
+    stall = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
+    return (
+        f"{graph.name}{on_device}, {plan.mode} transfers: "
+        f"{format_seconds(check.makespan_s or 0.0)}{stall}, peak RAM "
+        f"{format_bytes(check.peak_ram_bytes)}"
+    )
 
 
 def _letters(graph: Graph, plan: Plan) -> Iterator[str]:

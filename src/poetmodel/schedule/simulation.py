@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.room import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
-from poetmodel.problem.totals import CONSTANT, Count, Total
+from poetmodel.problem.totals import CONSTANT, Count, Key, Total
 from poetmodel.schedule.compilation import compiled
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Op
@@ -81,6 +81,8 @@ class Simulation:
     """How often each tensor is paged in, where it is; the first read of state included."""
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """How often each tensor is paged out, where it is."""
+    in_stages: frozenset[tuple[str, int, int]] = field(default=frozenset(), repr=False)
+    """Which recomputations and page-ins happen when: (count, stage, node or tensor)."""
     committed_bytes: int = 0
     """Part of the written bytes that commits write, which every schedule pays [B]."""
     resident: frozenset[int] = frozenset()
@@ -159,9 +161,12 @@ class Simulation:
         """
         value, whole = Fraction(0), True
         for key, coefficient in terms:
-            kind, _, name = key.partition(":")
-            if kind == Count.RECOMPUTATIONS:
-                amount: Fraction | float = self.recomputations.get(graph.node_index[name], 0)
+            kind, stage, name = Key.parse(key)
+            if stage is not None:
+                index = graph.node_index if kind == Count.RECOMPUTATIONS else graph.tensor_index
+                amount: Fraction | float = int((kind, stage, index[name]) in self.in_stages)
+            elif kind == Count.RECOMPUTATIONS:
+                amount = self.recomputations.get(graph.node_index[name], 0)
             elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
                 counted = self.page_ins if kind == Count.PAGE_INS else self.page_outs
                 amount = counted.get(graph.tensor_index[name], 0)
@@ -293,6 +298,12 @@ def simulate(
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
         page_ins=read,
         page_outs=written,
+        in_stages=frozenset(
+            (
+                *((Count.RECOMPUTATIONS, t, k) for t, k in schedule.R if k < t),
+                *((Count.PAGE_INS, t, i) for t, i in schedule.M_in),
+            )
+        ),
         resident=homes.resident,
         steps_until_worn=(
             None

@@ -1,16 +1,16 @@
-"""A user's model of a problem: by ``lazy`` where what was added can be stated so, else itself."""
+"""A user's model of a problem, with whatever was added to it: it is solved as it is."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
+import pyomo.core as pyo
+from pyomo.core.expr import identify_variables
 
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.layout import layout_of
@@ -23,32 +23,20 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.linear import as_needed, room, signed_row
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
 from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, LinearRow, Problem, over_totals
-from poetmodel.problem.infeasibility import nothing_keeps
-from poetmodel.result import OwnObjective, Termination
-from poetmodel.solver.added import (
-    added_rows,
-    as_problem,
-    names_page_outs,
-    own_objective,
-    row_check,
-    states_problem,
-)
+from poetmodel.result import OwnObjective
 from poetmodel.solver.monolithic import ModelProof, too_late
 from poetmodel.solver.outcome import (
     EQUAL,
     SOLVER_ERROR,
     Candidate,
     Outcome,
-    as_candidate,
-    reported_bound,
 )
 from poetmodel.solver.request import GRACE_S, Request
 from poetmodel.solver.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    import pyomo.environ as pyo
     from numpy.typing import NDArray
 
     from poetmodel.backends.standard_form import StandardForm
@@ -57,14 +45,8 @@ if TYPE_CHECKING:
 
 MOST_OFFSET: Final = 1e12
 """Largest constant of a user's objective, in units: numbers have sixteen digits."""
-AS_TOTALS: Final = (
-    "poetmodel: the constraints added to the model are on totals, so that lazy solves the problem "
-    "with them"
-)
-AS_STAGE_LIMITS: Final = (
-    "poetmodel: the constraints added to the model name stages, so that lazy solves the problem "
-    "and enforces those that its answers break"
-)
+PAGE_OUTS: Final = frozenset({"paged_out", "M_out"})
+"""Families of variables that say what is paged out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,44 +86,6 @@ class ModelTask(Task):
             return self.problem.surrogate(wants_page_outs=True)
         return self.problem
 
-    @cached_property
-    def added(self) -> list[LinearRow] | None:
-        """The rows that were added to the model, as far as they are over its decisions alone."""
-        return added_rows(self.model)
-
-    def row_check(
-        self,
-        problem: Problem,  # noqa: ARG002 - the rows are those of the model
-    ) -> tuple[Callable[[Schedule], bool] | None, bool]:
-        """Return what tells whether a valid schedule keeps the rows of the model."""
-        return row_check(self.model, self.added), True
-
-    def answer(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Solve the model as a problem where what was added to it can be stated so."""
-        stated = None
-        if problem is self.problem:  # a surrogate is not what the model states
-            with time_limit(request.remaining_s() + GRACE_S), suppress(TimeLimitError):
-                stated = as_problem(self.model, self.added)
-        if stated is None:
-            return super().answer(problem, request, start)
-        own = stated.objective != problem.objective
-        within = request
-        if own:  # progress of the user's own objective says nothing of the problem's
-            within = replace(request, on_progress=lambda _: request.report(None, None))
-        outcome = Task(problem=stated, formulation="lazy").answer(stated, within, start)
-        told = AS_STAGE_LIMITS if stated.stand_in.rows else AS_TOTALS
-        outcome = replace(outcome, log=f"{told}\n{outcome.log}")
-        if own:
-            outcome = self._with_own_objective(stated, outcome)
-        if outcome.infeasible:
-            reason = nothing_keeps(problem, ExtendedProof.further) + _hint(self.model.formulation)
-            instead = "" if stated.stand_in.rows else ", or problem.subject_to, which drops nothing"
-            return replace(outcome, reason=reason + instead)
-        if outcome.candidate is None and outcome.termination == Termination.STALLED:
-            after = super().answer(problem, request, start)
-            return after.with_parts([outcome, after])
-        return outcome
-
     def prove(
         self,
         stated: Problem,
@@ -151,21 +95,6 @@ class ModelTask(Task):
     ) -> Outcome:
         """Solve the model, for a surrogate of its problem."""
         return prove_model(self.model, request, start=start, problem=stated)
-
-    def _with_own_objective(self, stated: Problem, outcome: Outcome) -> Outcome:
-        """Return an outcome of the model's own objective, `stated` as a problem's."""
-        best, objective = outcome.candidate, own_objective(self.model)
-        if best is None or objective is None:
-            return replace(outcome, bound=0.0)
-        sign, baseline = objective.sense, stated.objective.baseline
-        own = OwnObjective(
-            name=objective.name,
-            sense="minimize" if sign > 0 else "maximize",
-            value=sign * (baseline + best.value),
-            bound=sign * (baseline + reported_bound(stated, best, outcome.bound)),
-        )
-        candidate = replace(as_candidate(self.problem, best.schedule), own=own)
-        return replace(outcome, candidate=candidate, bound=0.0)
 
 
 def prove_model(
@@ -246,9 +175,7 @@ class ExtendedProof(ModelProof):
         """
         if self.as_stated or value is None:
             return None
-        from pyomo.core import Objective, minimize
-
-        (objective,) = self.model.component_data_objects(Objective, active=True)
+        (objective,) = self.model.component_data_objects(pyo.Objective, active=True)
         proven = None
         if bound is not None and math.isfinite(bound):
             sense, error = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
@@ -259,10 +186,37 @@ class ExtendedProof(ModelProof):
                 proven = value * self.unit
         return OwnObjective(
             name=objective.name,
-            sense="minimize" if objective.sense == minimize else "maximize",
+            sense="minimize" if objective.sense == pyo.minimize else "maximize",
             value=value * self.unit,
             bound=proven,
         )
+
+
+def states_problem(model: pyo.ConcreteModel) -> bool:
+    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == pyo.minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
+    )
+
+
+def names_page_outs(model: pyo.ConcreteModel) -> bool:
+    """Return whether rows, or an objective, that were added to a model name page-outs."""
+    expressions = [
+        row.body
+        for row in model.component_data_objects(pyo.Constraint, active=True)
+        if row.parent_component().name not in model.stated_rows
+    ]
+    if not states_problem(model):
+        objectives = model.component_data_objects(pyo.Objective, active=True)
+        expressions += [objective.expr for objective in objectives]
+    return any(
+        variable.parent_component().local_name in PAGE_OUTS
+        for expression in expressions
+        for variable in identify_variables(expression)
+    )
 
 
 def _hint(formulation: Formulation | None) -> str:

@@ -13,12 +13,15 @@ from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
+from poetmodel.heuristics.neighbourhood import improved
 from poetmodel.placement import place
 from poetmodel.plan.arena import ALIGNMENT, Arena, aligned, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
+from poetmodel.solver.lazy.params import LazyParams
+from poetmodel.solver.outcome import accepted
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, format_seconds
 
@@ -107,9 +110,10 @@ def fit_arena(
     gave a block too large are tried by halves.
 
     The first solve gets three fifths of the time. If its block fits, what is left goes into a
-    better schedule; if not, each further solve gets half of what is left. A plan and its addresses
-    are made in any case; they are improved as long as there is time. If none fits by then, a greedy
-    schedule with clearly less RAM is the answer.
+    better schedule; if not, each further solve gets half of what is left, and is a search alone
+    where the first one was cut short with a wide gap. A plan and its addresses are made in any
+    case; they are improved as long as there is time. If none fits by then, a greedy schedule with
+    clearly less RAM is the answer.
     """
     check_alignment(alignment)
     mode, clock = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -296,11 +300,28 @@ class _FittingSearch:
 
     def _from(self, first: SolveResult, less: Problem) -> SolveResult:
         """Solve with less RAM, from what the first solve has reached if it was cut short."""
-        start = None
-        if first.method == "optimal" and first.termination == Termination.TIME_LIMIT:
-            most_s = min(QUICK_S, self.clock.remaining_s() / 4)
-            start = _refitted(less, first.require_schedule(), most_s=most_s)
+        if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
+            return self._solved(less, 1 / 2)
+        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not less.is_overlapping:
+            return self._searched(first, less)
+        most_s = min(QUICK_S, self.clock.remaining_s() / 4)
+        start = _refitted(less, first.require_schedule(), most_s=most_s)
         return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
+
+    def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
+        """Search with less RAM, from what the first solve has reached, for half of the time left.
+
+        A bound would be that of less RAM, which is of no use.
+        """
+        most_s = max((self.clock.remaining_s() - self.placing_s) / 2, 1e-3)
+        schedule, seed = None, self.options.get("seed", 0)
+        with limited(most_s + QUICK_S), suppress(TimeLimitError):
+            schedule = improved(less, first.require_schedule(), most_s=most_s, seed=seed)
+        known = accepted(less, schedule)
+        result = replace(first, problem=less, build_s=0.0, solve_s=0.0)
+        if known is None:
+            return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
+        return replace(result, schedule=known.schedule, simulation=known.simulation)
 
     def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
         """Plan a schedule within a budget, and place it."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity
-from poetmodel.problem.rows import over_stages
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
 from poetmodel.version import __version__
 
@@ -94,12 +93,10 @@ def as_candidate(
     """
     begun_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
-    chosen = over_stages(schedule.R, schedule.M_in, (i for _, i in schedule.M_out))
-    broken = [row.name for row in problem.stand_in.rows if not row.is_kept(chosen.__contains__)]
     return Candidate(
         schedule=schedule,
         simulation=verdict.simulation,
-        violations=(*verdict.violations, *(f"constraint {name!r} is broken" for name in broken)),
+        violations=verdict.violations,
         value=problem.objective.overhead(verdict.simulation),
         verify_s=time.monotonic() - begun_s,
     )

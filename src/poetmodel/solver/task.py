@@ -23,8 +23,6 @@ from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
@@ -103,13 +101,12 @@ class Task:
     def _search(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Search for a schedule to begin from, and have the rest proved."""
         best: Candidate | None = None
-        kept = self.restates  # all that is accepted keeps the limits of a problem
         try:
             with time_limit(request.remaining_s() + GRACE_S):
                 best = better(accepted(problem, start), _greedy(problem, request))
                 if best is None or not problem.objective.is_sum:  # its peak is the floor
                     best = better(best, accepted(problem, page_everything(problem)))
-                best, kept = self._keeping_rows(problem, request, best)
+                best = best or self._from_fewer_choices(problem, request)
             prove = self._scale if self.exact else self.prove
             outcome = self._settle(problem, request, best) or prove(problem, request, best)
         except KeyboardInterrupt:
@@ -122,39 +119,22 @@ class Task:
             )
             outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
         except TooLargeError as error:
-            known = best if kept else None
+            known = best if self.restates else None
             outcome = Outcome(termination=Termination.STALLED, candidate=known, reason=str(error))
-        if outcome.candidate is None and kept and outcome.termination in CUT_SHORT:
+        if outcome.candidate is None and self.restates and outcome.termination in CUT_SHORT:
             return replace(outcome, candidate=best)
         return outcome
 
-    def _keeping_rows(
-        self, problem: Problem, request: Request, best: Candidate | None
-    ) -> tuple[Candidate | None, bool]:
-        """Return a schedule to begin from, and whether it is known to keep all rows.
-
-        Without paging, or without recomputations, schedules keep many rows on these.
-        """
-        keeps, limited = self.row_check(problem)
-        if keeps is None:
-            return best, False
-        if best is not None and keeps(best.schedule):
-            return best, True
-        if not limited:
-            return best, False
+    def _from_fewer_choices(self, problem: Problem, request: Request) -> Candidate | None:
+        """Return a schedule without paging, or recomputations: these keep many own constraints."""
+        if not (self.restates and problem.constraints):
+            return None
         most_s = GREEDY_TIME_RATIO * request.time_limit_s
         for other in (replace(problem, paging=False), replace(problem, recompute=False)):
             rival = accepted(problem, construct(other, most_s=most_s))
-            if rival is not None and keeps(rival.schedule):
-                return rival, True
-        return best, False
-
-    def row_check(self, problem: Problem) -> tuple[Callable[[Schedule], bool] | None, bool]:
-        """Return what tells whether a valid schedule keeps further rows, and if there are rows.
-
-        None where nobody can tell before a model is compiled.
-        """
-        return lambda _: True, bool(problem.constraints or problem.stand_in.rows)
+            if rival is not None:
+                return rival
+        return None
 
     def _settle(self, problem: Problem, request: Request, best: Candidate | None) -> Outcome | None:
         """Report the schedule to begin from; return an outcome if it ends the solve.
@@ -224,14 +204,14 @@ class Task:
 def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outcome:
     """Go on with ``compact`` where ``lazy`` came to its end with something open.
 
-    What own constraints want for its own sake has no place in a relaxation's groups. Where nothing
+    What own constraints want, for its own sake or by stage, may have no place in a relaxation's
+    groups. Where nothing
     is left to enforce and it fits into no stage of the answer, only stages can tell.
     """
-    candidate, wants = before.candidate, any(any(column) for column in problem.wanted)
+    candidate = before.candidate
+    wants = bool(problem.stage_limits) or any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
-    if problem.stand_in.rows:
-        return before  # which ``compact`` does not state
     from poetmodel.model.building import estimated_build_s
     from poetmodel.solver.monolithic import prove_formulation
 

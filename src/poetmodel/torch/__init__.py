@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.regions import region
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
+    from poetmodel.torch.int8.front import QuantizedFront
+    from poetmodel.torch.int8.quantizing import quantized
     from poetmodel.torch.keras import from_keras
     from poetmodel.torch.onnx.module import from_onnx
     from poetmodel.torch.runtime.certificate import Certificate
@@ -34,6 +36,7 @@ _HOMES: Final = {
     "Choice": "choosing",
     "Joint": "capturing.joint_graph",
     "Profile": "runtime.profiling",
+    "QuantizedFront": "int8.front",
     "Step": "compilation",
     "Trace": "step.trace",
     "backend": "dynamo.backend",
@@ -47,6 +50,7 @@ _HOMES: Final = {
     "measure": "runtime.profiling",
     "partitioner": "dynamo.backend",
     "plans": "dynamo.backend",
+    "quantized": "int8.quantizing",
     "recover": "state.recovery",
     "region": "dynamo.regions",
     "save_state": "state.exported",
@@ -64,6 +68,7 @@ __all__ = [
     "Joint",
     "PageError",
     "Profile",
+    "QuantizedFront",
     "Step",
     "Trace",
     "backend",
@@ -77,6 +82,7 @@ __all__ = [
     "measure",
     "partitioner",
     "plans",
+    "quantized",
     "recover",
     "region",
     "save_state",

@@ -35,6 +35,8 @@ from poetmodel.solver.request import Request
 from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.int8.front import QuantizedFront
+from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
 from poetmodel.units import format_bytes, parse_size
 
@@ -298,7 +300,7 @@ def gradient_norms(
 
     The model, its buffers and its gradients stay as they are.
     """
-    own, own_loss = copy.deepcopy((model, loss_fn))
+    own, own_loss = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _parameters(own, own_loss)
     own.zero_grad()
     given = positional(batch)
@@ -331,8 +333,25 @@ def _scores(
         values, source = load_scores(Path(given)), str(given)
     else:
         values, source = dict(given), "scores"
+    _refuse_quantized(values, model, source)
     check_scores(values, layers, source)
     return {layer: float(values[layer]) for layer in layers}
+
+
+def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
+    """Raise where a score is that of a layer in int8."""
+    fronts = [
+        path
+        for path, module in with_fronts(model).named_modules()
+        if isinstance(module, QuantizedFront)
+    ]
+    for name in scores:
+        for path in fronts:
+            if f"{name}.".startswith(f"{path}." if path else ""):
+                raise InputError(
+                    f"{source}: {name} is a part of the int8 front {path!r}, which cannot be "
+                    "trained; leave its score out"
+                )
 
 
 def _costs(

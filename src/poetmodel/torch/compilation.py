@@ -17,7 +17,6 @@ from poetmodel.clock import rare_collections
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
-from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import ALONE
 from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
@@ -27,7 +26,7 @@ from poetmodel.torch.runtime.profiling import Profile
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
@@ -55,7 +54,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     rollback: bool = True,
     dynamic: str = "error",
     accumulate: int = 1,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
     refine: bool = False,
     cache: str | Path | bool = True,
@@ -110,11 +109,12 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     accumulate : int
         Over how many steps gradients are accumulated: they are those of the loss divided by it. The
         loss that a step returns is not divided.
-    optimizer : torch.optim.Optimizer, optional
+    optimizer : torch.optim.Optimizer or sequence of them, optional
         Make its step a part of the step: each parameter is updated as soon as its gradient is
-        there, which then goes. One that `trace` takes. The budget counts parameters, buffers,
-        inputs and the state of the optimizer too. Where they do not all have room and tensors may
-        be paged, the solver decides which of them lie in `storage`, and steps read and write them.
+        there, which then goes. One that `trace` takes, or several. The budget counts parameters,
+        buffers, inputs and the state of the optimizer too. Where they do not all have room and
+        tensors may be paged, the solver decides which of them lie in `storage`, and steps read and
+        write them.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
@@ -341,8 +341,7 @@ class Step:
         ----------
         path : str or Path, optional
             ``*.html``: one page that needs no network, as ``poetmodel report`` makes it, on the
-            step, its schedule and its plan; needs ``poetmodel[report]``. ``*.json``: the figures,
-            which ``poetmodel report`` makes the same page of.
+            step, its schedule and its plan; needs ``poetmodel[report]``. ``*.json``: the figures.
 
         Returns
         -------
@@ -363,7 +362,7 @@ class Step:
             call=_as_call(self._current, self._options),
         )
         if path is not None:
-            _write(path, report)
+            _write(path, report, self._current)
         return report
 
     def close(self) -> None:
@@ -399,13 +398,9 @@ class Step:
 
 def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -> dict[str, Any]:
     """Return the facts on a compiled step, and the call that makes it, as plain values."""
-    from poetmodel.report.step_file import FORMAT, VERSION
-
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program = compiled.plan.program
     return {
-        "format": FORMAT,
-        "version": VERSION,
         "name": graph.name,
         "torch": str(torch.__version__),
         "call": call,
@@ -439,14 +434,10 @@ def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -
         "compile_s": compiled.compile_s,
         "certificate": None if certificate is None else certificate.to_dict(),
         "result": compiled.result.to_dict(),
-        "scheduled": {
-            "graph": graph_to_dict(scheduled.graph),
-            "costs": compiled.costs.table(scheduled.graph).to_dict(),
-        },
     }
 
 
-def _write(path: str | Path, report: dict[str, Any]) -> None:
+def _write(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
     """Write a report, as a page or as JSON by the name of the file."""
     kind = Path(str(path)).suffix
     if kind not in (".html", ".json"):
@@ -454,13 +445,14 @@ def _write(path: str | Path, report: dict[str, Any]) -> None:
     if kind == ".json":
         write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
-    from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.step_file import step_subject
+    from poetmodel.report.subject import solved_subject
 
     check_report(path)
-    subjects = [step_subject(report, source="compiled step")]
-    write_report(path, subjects, comparisons=compare(subjects))
+    step = {key: value for key, value in report.items() if key != "result"}
+    name, plan, check = report["name"], compiled.plan, compiled.check
+    subject = solved_subject(compiled.result, name=name, plan=plan, check=check, step=step)
+    write_report(path, [subject])
 
 
 def _as_call(compiled: Compiled, options: CompileOptions) -> str:

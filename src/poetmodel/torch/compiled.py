@@ -44,7 +44,7 @@ from poetmodel.torch.step.trace import (
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
@@ -78,7 +78,7 @@ class CompileOptions:
     rollback: bool
     dynamic: str
     accumulate: int
-    optimizer: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     clip_grad_norm: float | None
     refine: bool
     cache: str | Path | bool

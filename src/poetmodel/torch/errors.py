@@ -76,12 +76,15 @@ def require_torch() -> str:
     return installed
 
 
-def require_package(package: str, what: str) -> None:
-    """Raise `MissingExtraError` unless a package is installed that is an extra by its own name."""
+def require_package(package: str, what: str, *, extra: str | None = None) -> None:
+    """Raise `MissingExtraError` unless a package of an extra is installed.
+
+    The name of the extra is by default that of the package.
+    """
     if find_spec(package) is None:
         raise MissingExtraError(
             f"{what} needs the package {package}, not installed here; "
-            f'pip install "poetmodel[{package}]" installs it'
+            f'pip install "poetmodel[{extra or package}]" installs it'
         )
 
 

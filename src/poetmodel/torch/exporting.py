@@ -114,7 +114,7 @@ def _constructor(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> st
     """Return the call that makes an optimizer: only what is not the default; else its name."""
     kind = type(optimizer)
     ours = {id(parameter) for parameter in model.parameters()}
-    groups = optimizer.param_groups
+    groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
     if (
         kind.__module__.split(".")[0] != "torch"
         or len(groups) != 1

@@ -33,8 +33,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     whole_step : bool
         Make the updates of the optimizer, and clipping, a part of the step: the budget counts
         parameters, gradients and the state of the optimizer too. One that `poetmodel.torch.trace`
-        takes, not fused (``optim="adamw_torch"``), without accumulation; no norm of gradients is
-        logged.
+        takes, without accumulation; no norm of gradients is logged.
     **options
         Other parameters of `poetmodel.torch.compile`, such as ``storage``, and of
         ``transformers.Trainer``. By default ``dynamic="retrace"``.

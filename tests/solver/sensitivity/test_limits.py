@@ -7,14 +7,12 @@ import pytest
 from kit.instances import random_instances
 from kit.oracle import optimum
 from kit.worked import even_costs, skip_graph, skip_problem
-from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, explain_infeasible, find_limits, variants
-from poetmodel.solver.sensitivity.limits import LimitState, used_limits
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 
 
@@ -100,9 +98,6 @@ def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all():
     found = {limit.name: limit for limit in find_limits(twice)}
     assert (found["keep_all"].value, found["stated"].value) == (20, 30)
     assert found["stated"].proven
-    (ram,) = used_limits(solve(twice))
-    assert (ram.state, ram.used, ram.allowed) == (LimitState.SLACK, 30, 30)
-    assert ram.without == solve(replace(twice, ram=1000)).energy_j
     less = explain_infeasible(solve(replace(twice, ram=20)))
     remedies = {remedy.change: remedy for remedy in less.remedies}
     assert (remedies[Change.RAM].works, remedies[Change.RAM].nearest) == (True, 30)
@@ -124,83 +119,6 @@ def test_ctrl_c_ends_with_what_was_answered(monkeypatch):
     kept = found["keep_all"]
     assert (kept.bound, kept.proven, kept.gap) == (12, False, pytest.approx(0.2))
     assert found["recompute"].proven
-
-
-def priced_problem(**limits):
-    """Return a chain with a skip: a (4 B) is read by b and d; keeping it takes 12 B at c.
-
-    Below that it is computed again for 1 s and 3 J, or paged for 4 s and 1 J. A pass: 4 s and 6 J.
-    """
-    graph = Graph(
-        name="skip",
-        nodes=(
-            operation("a", output_bytes=4),
-            operation("b", output_bytes=4, inputs=("a",)),
-            operation("c", output_bytes=4, inputs=("b",)),
-            operation("d", output_bytes=1, inputs=("c", "a")),
-        ),
-    )
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[1, 1, 1, 1],
-        compute_energy_j=[3, 1, 1, 1],
-        page_in=[(2, 0.5)] * 4,
-        page_out=[(2, 0.5)] * 4,
-    )
-    return Problem(graph, costs, **{"deadline_counts": "serial", **limits})
-
-
-@pytest.mark.parametrize(
-    ("limits", "states"),
-    [
-        # With 10 B something must go; with 12 B nothing, and nothing is gained by more.
-        ({"ram": 10}, "ram binds"),
-        ({"ram": 12}, "ram slack"),
-        # 8 s are enough for paging, so more is no gain; 7 s force the recomputation.
-        ({"ram": 10, "deadline": 8}, "ram binds, time slack"),
-        ({"ram": 10, "deadline": 7}, "ram binds, time binds"),
-        # The quicker way needs 9 J.
-        ({"ram": 10, "minimize": "time", "energy_budget": 9}, "ram binds, energy slack"),
-        ({"ram": 10, "minimize": "time", "energy_budget": 8}, "ram binds, energy binds"),
-        # With 7 s and 8 J neither way is left; each limit gone, there is one.
-        ({"ram": 10, "deadline": 7, "energy_budget": 8}, "ram binds, time binds, energy binds"),
-        # Deadline and energy are each too little for one pass; the RAM is not the obstacle.
-        (
-            {"ram": 12, "deadline": 3, "energy_budget": 5},
-            "ram slack, time impossible, energy impossible",
-        ),
-    ],
-)
-def test_a_limit_binds_if_more_of_it_is_a_gain(limits, states):
-    """For each stated limit: whether the best schedule is at it."""
-    found = used_limits(solve(priced_problem(**limits)))
-    assert ", ".join(f"{each.quantity} {each.state}" for each in found) == states
-    if limits == {"ram": 10, "deadline": 7}:  # used, allowed, and what is minimized without; d: 9 B
-        figures = [(each.used, each.allowed, each.without) for each in found]
-        assert figures == [(9, 10, 6.0), (5.0, 7.0, 7.0)]
-
-
-@pytest.mark.parametrize(
-    ("change", "states"),
-    [
-        (
-            {"status": Status.UNKNOWN}
-            | dict.fromkeys(("schedule", "simulation", "objective_bound")),
-            [(LimitState.OPEN, None)] * 2,
-        ),
-        (
-            {"termination": Termination.INTERRUPTED},
-            [(LimitState.AT_LIMIT, 6.0), (LimitState.OPEN, None)],
-        ),
-    ],
-)
-def test_without_a_proof_and_after_ctrl_c_limits_are_open(monkeypatch, change, states):
-    """An interrupted solve is the last one; nothing is claimed of the limits after it."""
-    result = solve(priced_problem(ram=10, deadline=7))
-    monkeypatch.setattr(
-        variants, "solve", lambda problem, **options: replace(solve(problem, **options), **change)
-    )
-    assert [(found.state, found.without) for found in used_limits(result)] == states
 
 
 # -- variants of a problem -------------------------------------------------------------------------

@@ -14,7 +14,6 @@
 
   let choice = null;
   let problem = null;
-  let limitS = 0;
   let wished = { ram_bytes: null, deadline_s: null };
   const points = new Map();
 
@@ -220,7 +219,6 @@
     if (settled) announce(point);
     offer(known && !point.provisional ? point : null);
     picture(known ? point : null);
-    proveSoon();
   };
   let announced = "";
   let announcing = null;
@@ -367,16 +365,6 @@
     calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, rush ? 0 : CALM_MS);
     if (isPictured(point)) fresh(key);
   };
-  // While a solve goes on, incumbent and bound go on in the chart of the proof.
-  let proving = null;
-  const prove = () => {
-    proving = null;
-    const answer = pictured && answers.get(drawn);
-    const point = pictured && points.get(pictured.id);
-    if (!answer || !answer.charts.progress || !mounted.has("progress-A") || !isWished(point) || (point.history || []).length < 2 || point.state === "done" || !drawn.startsWith(`${point.id}:`)) return;
-    drawChart("progress", { ...answer.charts.progress, history: point.history, proven: false, end: $("say").textContent });
-  };
-  const proveSoon = () => { proving ??= setTimeout(prove, 2 * CALM_MS); };
   let pointing = null;
   const drawPoints = () => {
     const scale = ram.scale;
@@ -390,23 +378,12 @@
   const offer = (point) => {
     offered = point;
     document.querySelectorAll("[data-export]").forEach((button) => {
-      button.hidden = !problem.exports.includes(button.dataset.export);
       button.disabled = !point;
     });
     if (!point) { $("copy").disabled = true; $("command").textContent = ""; }
   };
-  // C takes a while: the page says for how long at most, and counts.
-  const counting = (button) => {
-    const begun = Date.now(), say = $("take-say");
-    const count = () => { say.textContent = `Solving again, so that all tensors have addresses: ${Math.round((Date.now() - begun) / 1000)} s, at most about ${units.seconds(limitS)}.`; };
-    button.disabled = true;
-    count();
-    const timer = setInterval(count, 1000);
-    return () => { clearInterval(timer); button.disabled = !offered; say.textContent = ""; };
-  };
   const take = async (button) => {
     const what = button.dataset.export;
-    const ended = what === "c" ? counting(button) : () => {};
     $("take-error").textContent = "";
     try {
       const reply = await ask(`/api/points/${encodeURIComponent(offered.id)}/export/${what}`);
@@ -418,8 +395,6 @@
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     } catch (error) {
       told(error, "take-error");
-    } finally {
-      ended();
     }
   };
   const copy = async () => {
@@ -452,7 +427,6 @@
     let offers;
     try { offers = await (await ask("/api/choices")).json(); } catch (error) { told(error, "problem-error"); return; }
     choices.fill(offers);
-    limitS = offers.time_limit_s;
     readAddress(offers.initial);
     choices.show(choice);
     listen();

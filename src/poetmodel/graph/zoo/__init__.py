@@ -1,7 +1,6 @@
 """Training graphs of known models, by reverse-mode differentiation of their operators.
 
-`MODELS` has them by their public names. `random_layered` makes graphs of no network, to compare
-solvers on. A model of one's own is a `Tape` and operators of
+`MODELS` has them by their public names. A model of one's own is a `Tape` and operators of
 `poetmodel.graph.zoo.operators`.
 
 Notes
@@ -61,7 +60,6 @@ from poetmodel.graph.zoo.images import (
     vgg16,
     vgg16_cifar,
 )
-from poetmodel.graph.zoo.layered import random_layered
 from poetmodel.graph.zoo.tape import Tape, TapeOptions
 from poetmodel.graph.zoo.tiny import autoencoder, ds_cnn, mobilenetv1_vww, resnet8
 
@@ -101,7 +99,6 @@ __all__ = [
     "mobilenetv1_vww",
     "mobilenetv2",
     "mobilenetv2_035",
-    "random_layered",
     "resnet8",
     "resnet18",
     "resnet18_cifar",

@@ -35,10 +35,15 @@ class LinearAnswer:
     """Whether it is proved to have no point."""
 
 
-def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
+def add_cuts(
+    session: Session,
+    relaxation: Relaxation,
+    between: Callable[[Relaxation, NDArray[Any]], None] | None = None,
+) -> LinearAnswer:
     """Solve a linear relaxation and add cuts while that raises its value.
 
-    Each solve begins from the basis of the last one.
+    Each solve begins from the basis of the last one. Points that are cut off are shown to
+    `between`.
     """
     params = session.params
     idle = 0
@@ -57,6 +62,10 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
         last = turn == params.cut_rounds - 1 or idle >= params.rounds_without_gain
         if last or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
+        if between is not None:
+            between(relaxation, raw.x)
+            if session.done():
+                break
         solved = relaxation.cuts
         relaxation.drop_slack(raw.x)
         violated = relaxation.separate(raw.x, params.cut_violation)
@@ -83,6 +92,7 @@ def add_rows(
     session: Session,
     grouping: Grouping,
     on_answer: Callable[[Relaxation, NDArray[Any]], None] | None = None,
+    between: Callable[[Relaxation, NDArray[Any]], None] | None = None,
 ) -> tuple[Relaxation, LinearAnswer]:
     """Enforce more rows while that raises the linear bound.
 
@@ -90,12 +100,13 @@ def add_rows(
     stages that are tight at the incumbent, and may be so at the optimum.
 
     Few at a time, for finer groups mean more columns; twice as many after a round without gain.
-    Each answer is shown to `on_answer`. Returned is the relaxation with the fewest rows that has
-    the best bound: rows beyond that make the integer problem harder and prove nothing.
+    Each answer is shown to `on_answer`, and those before it to `between`. Returned is the
+    relaxation with the fewest rows that has the best bound: rows beyond that make the integer
+    problem harder and prove nothing.
     """
     params = session.params
     relaxation = session.build(grouping)
-    answer = add_cuts(session, relaxation)
+    answer = add_cuts(session, relaxation, between)
     every, latest = relaxation, answer
     idle = 0
     while latest.x is not None and not session.done() and idle < params.rounds_without_gain:
@@ -114,7 +125,7 @@ def add_rows(
         growth = int(params.linear_growth_ratio * every.grouping.n_groups)
         most = max(params.linear_rows, growth) << idle
         every = session.build(every.grouping.add(rows[:most]), every)
-        latest = add_cuts(session, every)
+        latest = add_cuts(session, every, between)
         if latest.infeasible:
             return every, latest
         if latest.value - answer.value > params.row_gain_ratio * abs(latest.value):

@@ -89,6 +89,9 @@ class LazyParams:
     wide_gap_time_ratio: float = 0.75
     """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
     rest. Near the end a solve may take all of it: one that is cut short begins anew."""
+    search_time_ratio: float = 0.5
+    """Part of the time that the primal heuristic may take of the linear phase with a wide gap: a
+    local search does not wait until relaxations that take seconds each have come to their end."""
     counted_part_ratio: float = 0.02
     """Part of the best value, or of a limit, that one decision must take where equal ones are
     counted; 1 switches counting off."""

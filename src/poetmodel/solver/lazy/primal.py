@@ -12,7 +12,6 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.model.aggregated import stages_of_change
-from poetmodel.problem.rows import over_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.session import Session
 
 REPAIR_S: Final = 1.0
-"""Longest repair of one answer that the proof waits for [s]."""
+"""Longest repair of one answer that the proof waits for, unless more is due to the search [s]."""
 SEARCH_S: Final = 3.0
 """Longest local search after one answer [s]."""
 IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
@@ -52,30 +51,41 @@ class PrimalHeuristic:
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
     """Turns without gain after which the next local search ends, for each column."""
+    begun_s: float = field(init=False, default_factory=time.monotonic)
+    spent_s: float = field(init=False, default=0.0)
+    """How long it has run [s]."""
 
     def __post_init__(self) -> None:
         session = self.session
         self.neighbourhood = LargeNeighbourhoodSearch(session.problem, seed=session.request.seed)
+
+    @property
+    def due_s(self) -> float:
+        """What is left of its share of the time [s]."""
+        share = self.session.params.search_time_ratio
+        return share * (time.monotonic() - self.begun_s) - self.spent_s
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:
         """Repair an answer of a relaxation where it does not fit, and offer it.
 
         While the gap is far from closed, a local search goes on from there, if `locally`.
         """
-        neighbourhood = self.neighbourhood
+        neighbourhood, begun_s = self.neighbourhood, time.monotonic()
         if "repair" in self.session.params.heuristics:
-            neighbourhood.until_s = self._end_s(self.repair_most_s)
+            neighbourhood.until_s = self._end_s(max(self.repair_most_s, self.due_s))
             neighbourhood.consider(restorations_of(self.session.problem.graph, answer))
             self._offer()
+        self.spent_s += time.monotonic() - begun_s
         if locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
-        session, neighbourhood = self.session, self.neighbourhood
+        session, neighbourhood, begun_s = self.session, self.neighbourhood, time.monotonic()
         if "local_search" not in session.params.heuristics:
             return
-        until_s = self._end_s(min(SEARCH_S, session.request.remaining_s() / 4))
+        most_s = max(SEARCH_S, self.due_s)
+        until_s = self._end_s(min(most_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         best, before = session.bounds.incumbent, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
@@ -95,6 +105,8 @@ class PrimalHeuristic:
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
+        # What it did not take because nothing was gained is not due later.
+        self.spent_s += max(time.monotonic() - begun_s, most_s if idle >= most else 0.0)
 
     def _end_s(self, most_s: float) -> float:
         """Return when something ends that may take so long, on the monotonic clock [s]."""
@@ -141,19 +153,17 @@ def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> Broken
     return BrokenRows(
         [t for t in stages if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
-        _broken_own_rows(relaxation, result, x),
+        _broken_own_rows(relaxation, result),
     )
 
 
-def _broken_own_rows(
-    relaxation: Relaxation, result: Disaggregation, x: NDArray[Any]
-) -> dict[int, frozenset[int]]:
+def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int, frozenset[int]]:
     """Return the rows over stages that an answer breaks on stages."""
-    stated = relaxation.problem.stand_in.rows
+    stated = relaxation.problem.stage_limits
     if not stated:
         return {}
-    out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
-    chosen = over_stages(result.recomputed, result.paged_in, out)
+    chosen = {("recomputed", index) for index in result.recomputed}
+    chosen.update(("paged_in", index) for index in result.paged_in)
     return {
         number: stages_of_change(row)
         for number, row in enumerate(stated)

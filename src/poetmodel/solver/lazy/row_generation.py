@@ -16,7 +16,7 @@ from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
-from poetmodel.solver.lazy.primal import REPAIR_S, BrokenRows, PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal import REPAIR_S, SEARCH_S, BrokenRows, PrimalHeuristic, examine
 from poetmodel.solver.lazy.symmetry import relax_counted
 from poetmodel.solver.request import GRACE_S
 
@@ -111,7 +111,8 @@ class RowGeneration:
     def _linear_phase(self) -> Relaxation | None:
         """Return the first integer relaxation; None where a linear one has no point."""
         session = self.session
-        relaxation, answer = add_rows(session, self.grouping, self._search_linear)
+        searches = self._search_linear, self._search_if_due
+        relaxation, answer = add_rows(session, self.grouping, *searches)
         self.grouping = relaxation.grouping
         if answer.x is not None and not session.done():
             self._search(relaxation, answer.x)
@@ -230,3 +231,8 @@ class RowGeneration:
         self._linear_answers += 1
         if not self._linear_answers & (self._linear_answers - 1):
             self._search(relaxation, x, locally=False)
+
+    def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
+        """Search between linear relaxations where these take long and the gap is wide."""
+        if self._is_wide() and self.primal.due_s > SEARCH_S:
+            self._search(relaxation, x)

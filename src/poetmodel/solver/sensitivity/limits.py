@@ -1,4 +1,4 @@
-"""How far the limits of a problem can go, and which of them a schedule is at.
+"""How far the limits of a problem can go.
 
 The smallest RAM, time and energy are optima of the same problem with another quantity minimized: no
 budgets are tried out.
@@ -7,24 +7,18 @@ budgets are tried out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import room_figures
 from poetmodel.errors import shown
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.fitting import rounded_problem
-from poetmodel.solver.outcome import EQUAL
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-LEAST_S: Final = 1.0
-"""Least time to find out whether a schedule is at one limit [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,91 +168,3 @@ def _least_ram(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
         paging=paging,
         constraints=(),
     )
-
-
-class LimitState(StrEnum):
-    """Whether a schedule is at one of its limits."""
-
-    AT_LIMIT = "binds"
-    """Without the limit there is a better schedule, or there is one at all."""
-    SLACK = "slack"
-    """Proven: nothing is gained without the limit."""
-    IMPOSSIBLE = "impossible"
-    """Proven: no schedule keeps the limit, whatever the others are."""
-    OPEN = "open"
-    """Not decided within the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsedLimit:
-    """A limit of a solved problem; amounts are in bytes, seconds or joules."""
-
-    quantity: Quantity
-    state: LimitState
-    without: float | None
-    """The minimized quantity without the limit; None if no schedule was found."""
-    used: float | None
-    """How much of it the schedule takes; None without a schedule."""
-    allowed: float
-
-
-def used_limits(
-    result: SolveResult, *, time_limit: float = 10.0, gap: float = 1e-4
-) -> tuple[UsedLimit, ...]:
-    """Find out which limits a solved problem is at: RAM, and deadline and energy if stated.
-
-    The problem is solved again without each, for `time_limit` [s]; if there is no schedule either
-    way, with this limit alone.
-    """
-    problem = result.problem
-    amounts = {
-        Quantity.RAM: (problem.usable_ram_bytes, result.peak_ram_bytes),
-        Quantity.TIME: (problem.deadline_s, result.time_s),
-        Quantity.ENERGY: (problem.energy_budget_j, result.energy_j),
-    }
-    limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
-
-    def solved(variants: dict[Quantity, Problem]) -> dict[Quantity, SolveResult]:
-        results = solve_variants(
-            [ChangedProblem(problem=changed, gap=gap) for changed in variants.values()],
-            time_limit=time_limit * len(variants),
-            least_s=LEAST_S,
-            start=result.schedule,
-        )
-        return dict(zip(variants, results, strict=False))
-
-    freed = solved({quantity: problem.without(quantity) for quantity in limits})
-    hopeless = [q for q in freed if _is_infeasible(result) and _is_infeasible(freed[q])]
-    alone = solved({q: problem.without(*(o for o in amounts if o != q)) for q in hopeless})
-    impossible = {quantity for quantity in alone if _is_infeasible(alone[quantity])}
-    return tuple(
-        UsedLimit(
-            quantity=q,
-            state=LimitState.IMPOSSIBLE if q in impossible else _state(result, freed.get(q)),
-            without=freed[q].objective_value if q in freed else None,
-            used=amounts[q][1],
-            allowed=amounts[q][0] or 0.0,
-        )
-        for q in limits
-    )
-
-
-def _is_infeasible(result: SolveResult) -> bool:
-    return result.status == Status.INFEASIBLE
-
-
-def _state(result: SolveResult, freed: SolveResult | None) -> LimitState:
-    if freed is None:
-        return LimitState.OPEN
-    if result.schedule is None:
-        if not _is_infeasible(result) or freed.status == Status.UNKNOWN:
-            return LimitState.OPEN
-        return LimitState.SLACK if freed.schedule is None else LimitState.AT_LIMIT
-    value, bound = result.objective_value or 0.0, result.proven_bound
-    freed_value, least = freed.objective_value, freed.proven_bound
-    if freed_value is not None and freed_value < bound - EQUAL * abs(bound):
-        return LimitState.AT_LIMIT
-    within_gap = result.requested_gap * (value - result.problem.objective.baseline)
-    if least >= value - max(EQUAL * abs(value), within_gap):
-        return LimitState.SLACK
-    return LimitState.OPEN

@@ -305,8 +305,9 @@ def name_of(rows: Rows) -> str:
 
 
 def _is_one_sided(rows: Rows) -> bool:
-    """Return whether it is one row with one limit."""
-    return len(rows) == 1 and (rows[0].lower is None or rows[0].upper is None)
+    """Return whether it is one row with one limit, on totals."""
+    one_sided = rows[0].lower is None or rows[0].upper is None
+    return len(rows) == 1 and one_sided and not rows[0].by_stage
 
 
 def _of_one_sample(problem: Problem) -> Problem | None:

@@ -54,6 +54,7 @@ from poetmodel.torch.capturing.surroundings import (
 from poetmodel.torch.capturing.values import FiniteChecks, KnownValues, ValueGuards, is_unknown
 from poetmodel.torch.errors import RAISED, explained
 from poetmodel.torch.graph.tensors import tensors_in
+from poetmodel.torch.int8.reading import with_fronts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +89,8 @@ def capture(
     Returns
     -------
     Joint
-        Parameters, gradients, buffers and the state of random generators stay as they were.
+        In which a module that PT2E has quantized is a front in int8. Parameters, gradients,
+        buffers and the state of random generators stay as they were.
 
     Raises
     ------
@@ -97,6 +99,7 @@ def capture(
     """
     name = name or type(model).__name__
     refuse(name, step_faults(model, loss_fn, inputs))
+    model = with_fronts(model)
     flat, spec = flatten(inputs)
     by_name = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]

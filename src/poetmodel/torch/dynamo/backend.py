@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -23,7 +24,7 @@ from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
-from poetmodel.torch.dynamo.outside import Remeasured
+from poetmodel.torch.dynamo.outside import LossOnly, Remeasured
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
     BackendOptions,
@@ -47,13 +48,20 @@ if TYPE_CHECKING:
 
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.dynamo.inductor import Partitioner
+    from poetmodel.torch.dynamo.planning import FirstCall
 
 EAGER, INDUCTOR = "eager", "inductor"
 """Whose kernels a graph can run."""
 _PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
 """Devices of PyTorch, which a device here may be mistaken for."""
-_LOCAL: Final = re.compile(r"^[LG]\['(\w+)'\]")
+_LOCAL: Final = re.compile(r"^[LG]\['(?:kwargs'\]\[')?(\w+)'\]")
 """What Dynamo calls a local or global name."""
+_OF_MODULE: Final = re.compile(r"\._(modules|parameters|buffers)\[")
+"""What is in its name for a tensor that a module has."""
+_WRAPPED: Final = ("self", "fn", "captured")
+"""What a function calls the module that it calls."""
+_SHOWN: Final = 3
+"""Inputs that the name of a graph has."""
 _NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
 """Back ends that were asked for by name, with their options."""
 
@@ -69,6 +77,7 @@ def backend(
     gap: float = 0.01,
     outside: str | int | None = None,
     regions: Mapping[str, str | int] | None = None,
+    loss_only: bool = False,
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
@@ -105,6 +114,10 @@ def backend(
         Budgets of modules by their names or patterns, ``{"encoder.*": "30%"}``: the bytes that they
         make which are in RAM when the backward pass begins, or a share of those when everything is
         kept. `region` does it inside of the model. Only with eager kernels.
+    loss_only : bool
+        Whether the backward pass begins with numbers alone: where one of the results is a loss,
+        others, such as logits, are returned without a way back. PyTorch would make gradients of
+        zeros for them. A gradient that reaches one of them is an error.
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
@@ -136,6 +149,7 @@ def backend(
         gap=gap,
         outside=outside,
         regions=regions,
+        loss_only=loss_only,
         on_progress=on_progress,
         cache=Cache.of(cache),
     )
@@ -168,6 +182,7 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
         "storage": ("a folder", str | Path | None),
         "cache": ("a folder, True or False", str | Path | bool),
         "on_progress": ("a function", Callable | None),
+        "loss_only": ("True or False", bool),
     }
     for name, (expected, kind) in kinds.items():
         if not isinstance(given[name], kind) or given[name] == "":
@@ -336,24 +351,32 @@ class Backend(GraphPlanner):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
-        with self.first_call(inputs) as call:
-            if self._wanted.outside != AUTO:
-                return self._compiled(module, inputs, self._compiler, **options)
-            number, is_first = len(self._planned), call.function not in self._first_bytes
+        with self.first_call(inputs, title=self._title(module, inputs)) as call:
+            if not self._wanted.loss_only:
+                return self._called(module, inputs, call, **options)
+            return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
 
-            def again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
-                if is_first:  # a percentage is of the whole step
-                    del self._first_bytes[call.function]
-                with self.first_call(before=call, outside=outside):
-                    compiled = self._compiled(module, arguments, self._compiler)
-                planned = self._planned.pop()
-                record = replace(planned.record, name=self._planned[number].record.name)
-                self._planned[number] = replace(planned, record=record)
-                return compiled
+    def _called(
+        self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
+    ) -> Any:
+        """Compile a graph of a call."""
+        if self._wanted.outside != AUTO:
+            return self._compiled(module, inputs, self._compiler, **options)
+        number, is_first = len(self._planned), call.function not in self._first_bytes
 
-            run = Remeasured(again)
-            run.compiled = self._compiled(module, inputs, run.watched(self._compiler), **options)
-            return run
+        def again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
+            if is_first:  # a percentage is of the whole step
+                del self._first_bytes[call.function]
+            with self.first_call(before=call, outside=outside):
+                compiled = self._compiled(module, arguments, self._compiler)
+            planned = self._planned.pop()
+            record = replace(planned.record, name=self._planned[number].record.name)
+            self._planned[number] = replace(planned, record=record)
+            return compiled
+
+        run = Remeasured(again)
+        run.compiled = self._compiled(module, inputs, run.watched(self._compiler), **options)
+        return run
 
     def _compiled(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
@@ -365,13 +388,23 @@ class Backend(GraphPlanner):
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
-        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
-            source = getattr(getattr(node, "_dynamo_source", None), "name", "")
-            self._names[number] = _LOCAL.sub(r"\1", str(source() if callable(source) else source))
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
             return cast("Callable[..., Any]", compile_(module, inputs, **options))
+
+    def _title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+        """Return which function a graph is of, and the shapes of its first inputs."""
+        shapes = []
+        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+            source = getattr(getattr(node, "_dynamo_source", None), "name", "")
+            name = str(source() if callable(source) else source)
+            self._names[number] = _LOCAL.sub(r"\1", name)
+            if not _OF_MODULE.search(name) and isinstance(inputs[number], torch.Tensor):
+                shapes.append(f"{self._names[number]} {'x'.join(map(str, inputs[number].shape))}")
+        more = ", ..." if len(shapes) > _SHOWN else ""
+        given = f" of {', '.join(shapes[:_SHOWN])}{more}" if shapes else ""
+        return f", {_function()}{given}"
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
@@ -407,11 +440,29 @@ class Backend(GraphPlanner):
         return self._compiler(_make_graph_module(module, graph))
 
 
-def require_one_graph() -> None:
-    """Raise unless ``torch.compile`` refuses graph breaks."""
+def _translator() -> Any:
+    """Return what captures a function now; None where nothing does."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    return getattr(InstructionTranslator, "current_tx", lambda: None)()
+
+
+def _function() -> str:
+    """Return the name of the function that is captured, or of the module that it calls."""
+    translator = _translator()
+    if translator is None:
+        return "a function"
+    found = (translator.f_locals.get(name) for name in _WRAPPED)
+    module = next((value for value in found if isinstance(value, torch.nn.Module)), None)
+    if module is not None:
+        return type(module).__name__
+    code = translator.f_code
+    return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def require_one_graph() -> None:
+    """Raise unless ``torch.compile`` refuses graph breaks."""
+    translator = _translator()
     if translator is not None and not translator.one_graph:
         raise CaptureError(
             "the saved tensors of several graphs add up, and what is between graphs has no budget: "

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, tensor_form
-from poetmodel.torch.dynamo.backend import Backend, require_one_graph
+from poetmodel.torch.dynamo.backend import Backend
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.graph.operators import operator_name
 from poetmodel.torch.graph.profiles import on_made_up
@@ -263,13 +263,7 @@ class InductorBackend(Backend):
         """Refuse: what kernels take that Inductor writes is known once they were run."""
         raise InputError("kernels: nothing can be planned for Inductor's without running them")
 
-    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
-        """Compile a graph, as ``torch.compile`` asks for it."""
-        require_one_graph()
-        with self.first_call(inputs):
-            return self._measured(module, inputs)
-
-    def _measured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    def _called(self, module: fx.GraphModule, inputs: Sequence[Any], *_: Any, **_o: Any) -> Any:
         """Compile a graph with what the plan leaves to Inductor."""
         forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._wanted.cache, digest(self.key, module.code, forms)

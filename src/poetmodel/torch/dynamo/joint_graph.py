@@ -126,6 +126,12 @@ class JointGraph(StepGraph):
         """Whether gradients come in, and none of them is that of a number: of a loss."""
         return bool(self.tangents) and all(fake(node).numel() != 1 for node in self.tangents)
 
+    @property
+    def has_zeros(self) -> bool:
+        """Whether gradients of a loss come in and others, which are probably zeros."""
+        numbers = [fake(node).numel() == 1 for node in self.tangents]
+        return any(numbers) and not all(numbers)
+
     @cached_property
     def tangents_bytes(self) -> int:
         """The size of the gradients that come in [B]."""

@@ -12,7 +12,7 @@ from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.planner import checked_plan, verify
+from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal, unit_remark
 from poetmodel.result import Status
@@ -49,6 +49,7 @@ REFUSING_S: Final = 1.5
 """Time to find the least budget where one is refused [s]."""
 EAGER_PEAK: Final = "eager"
 """The budget that is what the model takes by itself."""
+_ZEROS: Final = " (loss_only=True leaves out those of all but the loss)"
 LOSS_OUTSIDE: Final = "what the loss takes between forward and backward pass not counted"
 """What is said where no result that needs a gradient is a number."""
 MEASURED: Final = "measured"
@@ -60,6 +61,7 @@ class PlanRecord:
     """How one captured graph keeps its budget. All bytes are those of PyTorch's allocator."""
 
     name: str
+    """Its number, its function, and the shapes of inputs."""
     ram_budget_bytes: int
     predicted_peak_bytes: int
     """The highest total of what the graph allocates: at most the budget [B]."""
@@ -140,6 +142,7 @@ class BackendOptions:
     cache: Cache
     outside: str | int | None = None
     regions: Mapping[str, str | int] | None = None
+    loss_only: bool = False
 
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
@@ -175,6 +178,8 @@ class FirstCall:
 
     function: Hashable
     """Identifies the function among those of a back end."""
+    title: str = ""
+    """What the names of its graphs end with."""
     first_bytes: dict[Hashable, int]
     """The keep-all peak of the first shape of each function [B]."""
     until_s: float
@@ -225,7 +230,7 @@ def plan(
     # Autograd has the gradients of results for the whole backward pass, and the caller the results.
     beside = {
         "results": sum(joint.storages[number].bytes for number in joint.handed_early),
-        "their gradients": joint.tangents_bytes,
+        f"their gradients{_ZEROS if joint.has_zeros else ''}": joint.tangents_bytes,
         "copies of what is overwritten": _copies_bytes(joint),
         "what stays outside": call.outside.rest_bytes,
         "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
@@ -412,20 +417,9 @@ def _too_little(
 def write_page(path: str | Path, planned: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import Sources, Subject, document_of
+    from poetmodel.report.subject import solved_subject
 
     check_report(path)
-    problem = planned.result.problem
-    document = document_of(planned.result)
-    subject = Subject(
-        label="A",
-        sources=Sources(schedule=planned.record.name, graph=planned.record.name),
-        document=document,
-        schedule=document.schedule,
-        problem=problem,
-        costs=problem.costs,
-        verdict=verify(problem, document.schedule, stated=document.stated),
-        plan=planned.plan,
-        check=planned.check,
-    )
+    name, plan, check = planned.record.name, planned.plan, planned.check
+    subject = solved_subject(planned.result, name=name, plan=plan, check=check)
     write_report(path, [subject])

@@ -13,11 +13,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
+from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.fx import traceback
 
+from poetmodel.baselines.saved_sets import recompute_once
 from poetmodel.device.costs import Cost
 from poetmodel.errors import InputError, VerificationError, shown
 from poetmodel.graph import Phase
@@ -25,12 +28,12 @@ from poetmodel.model import build
 from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish
+from poetmodel.solver.outcome import Candidate, Outcome, accepted, better, finish, is_closed
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     import pyomo.environ as pyo
@@ -101,18 +104,18 @@ class Region:
     stage: int
     """The first backward stage."""
 
-    def used_bytes(self, graph: Graph, schedule: Schedule) -> int:
-        """Return what of it is in RAM when the backward pass begins [B]."""
-        held = {i for t, i in schedule.S_RAM if t == self.stage}
-        return sum(graph.tensor_bytes[i] for i in self.tensors & held)
+    def room_bytes(self, graph: Graph, held: Collection[int]) -> int:
+        """Return the room that is left where some tensors are in RAM; below 0: too much [B]."""
+        used_bytes = sum(graph.tensor_bytes[i] for i in self.tensors.intersection(held))
+        return self.limit_bytes - used_bytes
 
     def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:
-        """Return what is too much of that [B]."""
-        return max(0, self.used_bytes(graph, schedule) - self.limit_bytes)
+        """Return what of it is too much in RAM when the backward pass begins [B]."""
+        return max(0, -self.room_bytes(graph, held_at(schedule, self.stage)))
 
     def check(self, graph: Graph, schedule: Schedule) -> str:
         """Return how a schedule keeps its budget, as a phrase; raise if it does not."""
-        used_bytes = self.used_bytes(graph, schedule)
+        used_bytes = self.limit_bytes - self.room_bytes(graph, held_at(schedule, self.stage))
         told = f"{self.name} {format_bytes(used_bytes)} of {format_bytes(self.limit_bytes)}"
         if used_bytes > self.limit_bytes:
             raise VerificationError(f"region {told}")
@@ -161,6 +164,11 @@ def _region(graph: Graph, stage: int, name: str, ram: str | int, tensors: frozen
     return Region(name=name, tensors=tensors, limit_bytes=limit_bytes, stage=stage)
 
 
+def held_at(schedule: Schedule, stage: int) -> set[int]:
+    """Return the tensors that are in RAM when a stage begins."""
+    return {i for t, i in schedule.S_RAM if t == stage}
+
+
 def solve_within(
     problem: Problem,
     regions: tuple[Region, ...],
@@ -175,32 +183,106 @@ def solve_within(
     """
     end_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
-    if result.schedule is None:
+    first = result.schedule
+    if first is None or not any(part.excess_bytes(problem.graph, first) for part in regions):
         return result
-    schedule = _kept(problem, regions, result.schedule, end_s)
-    if schedule == result.schedule:
-        return result
-    left_s = max(_TRY_S, end_s - monotonic())
-    if len(problem.graph.nodes) <= _MOST_NODES:
+    baseline = problem.objective.baseline
+    bound = max(result.proven_bound - baseline, _least(problem, regions))
+    found = accepted(problem, _recomputing(problem, regions, first))
+    if found is None or not is_closed(problem, found.value, bound, gap):
+        found = better(found, _searched(problem, regions, first, end_s))
+    schedule = None if found is None else found.schedule
+    is_open = found is None or not is_closed(problem, found.value, bound, gap)
+    if is_open and len(problem.graph.nodes) <= _MOST_NODES:
+        left_s = max(_TRY_S, end_s - monotonic())
         proved = solve(_stated(problem, regions), time_limit=left_s, gap=gap, start=schedule)
         if proved.schedule is not None:
-            return replace(proved, objective_bound=max(proved.proven_bound, result.proven_bound))
+            return replace(proved, objective_bound=max(proved.proven_bound, bound + baseline))
         if schedule is None:
             return proved
-    if schedule is None:
+    if found is None:
         return replace(result, schedule=None)
-    request = Request(time_limit_s=time_limit, gap=gap)
+    is_proved = is_closed(problem, found.value, bound, gap)
     outcome = Outcome(
-        termination=Termination.TIME_LIMIT,
-        candidate=accepted(problem, schedule),
-        bound=result.proven_bound - problem.objective.baseline,
+        termination=Termination.PROVED if is_proved else Termination.TIME_LIMIT,
+        candidate=found,
+        bound=bound,
     )
+    request = Request(time_limit_s=time_limit, gap=gap)
     return finish(problem, request, outcome, formulation=DEFAULT)
 
 
-def _kept(
+def _least(problem: Problem, regions: Iterable[Region]) -> float:
+    """Return the least cost of what cannot all be in RAM when the backward pass begins.
+
+    What it reads of a region must be there, or be computed again or paged in: a fractional knapsack
+    of the bytes that are too many, for the region where that costs most.
+    """
+    return max(_least_of(problem, part) for part in regions)
+
+
+def _least_of(problem: Problem, part: Region) -> float:
+    graph, costs = problem.graph, problem.objective.coefficients
+    ways: list[tuple[float, int]] = []
+    read = {i for i in part.tensors if max(graph.users_of[i], default=0) >= part.stage}
+    for k in {graph.node_of[i] for i in read}:
+        size = sum(graph.tensor_bytes[i] for i in read.intersection(graph.outputs_of[k]))
+        cost = costs.compute[k] if graph.nodes[k].recomputable else inf
+        if problem.paging:
+            cost = min(cost, *(costs.page_in[i] for i in read.intersection(graph.outputs_of[k])))
+        if size:
+            ways.append((cost / size, size))
+    left_bytes, total = sum(size for _, size in ways) - part.limit_bytes, 0.0
+    for rate, size in sorted(ways):
+        if left_bytes <= 0 or rate == inf:
+            break
+        total += rate * min(size, left_bytes)
+        left_bytes -= size
+    return total
+
+
+def _recomputing(problem: Problem, regions: tuple[Region, ...], first: Schedule) -> Schedule | None:
+    """Return a schedule that keeps less for the backward pass, and computes the rest once again.
+
+    Of what regions have too much goes, one after the other, what costs least for its bytes,
+    together with all that it is computed from and that is not there.
+    """
+    graph, costs = problem.graph, problem.objective.coefficients.compute
+    saved = held_at(first, regions[0].stage)
+
+    def again(i: int) -> set[int]:
+        """Return the nodes that are computed again for a tensor that is not saved."""
+        nodes, pending = set[int](), [i]
+        while pending:
+            k = graph.node_of[pending.pop()]
+            if k not in nodes:
+                nodes.add(k)
+                pending += (j for j in graph.inputs_of[k] if j not in saved)
+        return nodes
+
+    computed, gone = set[int](), list[int]()
+    while over := [part for part in regions if part.room_bytes(graph, saved) < 0]:
+        ways: list[tuple[float, int, set[int]]] = []
+        for i in {i for part in over for i in part.tensors & saved if graph.tensor_bytes[i]}:
+            nodes = again(i) - computed
+            if all(graph.nodes[k].recomputable for k in nodes):
+                rate = sum(costs[k] for k in nodes) / graph.tensor_bytes[i]
+                ways.append((rate, i, nodes))
+        if not ways:
+            return None
+        _, cheapest, nodes = min(ways, key=itemgetter(0, 1))
+        saved.remove(cheapest)
+        gone.append(cheapest)
+        computed |= nodes
+    for i in reversed(gone):  # the last one was larger, maybe, than what was too much
+        if all(part.room_bytes(graph, saved | {i}) >= 0 for part in regions):
+            saved.add(i)
+    return recompute_once(graph, saved)
+
+
+def _searched(
     problem: Problem, regions: tuple[Region, ...], first: Schedule, end_s: float
-) -> Schedule | None:
+) -> Candidate | None:
     """Return the best schedule that keeps regions of those found in time.
 
     Tried are problems with less RAM at the stage where they count: by what regions have too much,
@@ -222,14 +304,10 @@ def _kept(
             )
         if excess_bytes and found is not None:
             least_bytes = max(least_bytes, taken_bytes)
-            held_bytes = sum(graph.tensor_bytes[i] for t, i in found.S_RAM if t == stage)
+            held_bytes = sum(graph.tensor_bytes[i] for i in held_at(found, stage))
             taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         else:
-            candidate = accepted(problem, found)
-            if found is first:
-                return found
-            if candidate is not None and (best is None or candidate.value < best.value):
-                best = candidate
+            best = better(best, accepted(problem, found))
             enough_bytes = taken_bytes
         if enough_bytes is not None:
             taken_bytes = (least_bytes + enough_bytes) // 2
@@ -237,7 +315,7 @@ def _kept(
         if left_s <= 0:
             break
         found = _tried(problem, taken_bytes, weights, left_s)
-    return None if best is None else best.schedule
+    return best
 
 
 def _tried(

@@ -203,8 +203,8 @@ class GraphPlanner:
         BudgetError
             If the budget is too small: says the least that is known to do.
         """
-        name = f"graph {len(self._planned)}"
         with self.first_call() as call:
+            name = f"graph {len(self._planned)}{call.title}"
             call.tell("finding what operations take")
             profiles = (
                 [operation.profile for operation in joint.operations]

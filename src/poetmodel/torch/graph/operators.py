@@ -42,7 +42,7 @@ def is_effect(node: fx.Node) -> bool:
 def is_foreign(target: Any) -> bool:
     """Whether an operator is neither PyTorch's nor ours, or runs functions of a user."""
     namespace = getattr(target, "namespace", "aten")
-    return namespace not in ("aten", "prims", "prim", "_operator")
+    return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")
 
 
 def is_counted(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import StepLowering
 from poetmodel.torch.lowering.tables import with_tables
 
@@ -55,6 +56,7 @@ def with_inference(
             )
         return output.sum()
 
+    model = with_fronts(model)
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
         whole = capture(model, None if loss_fn is None else total, apart(inputs), name=name)
     joint = with_tables(_forward(whole, is_total=loss_fn is not None))

@@ -301,6 +301,8 @@ def _update(op: Lowering, looks: Sequence[StridedView], gradient: StridedView, r
     if not parameter.is_dense or not all(look.lies_like(parameter) for look in moments):
         op.refuse("expected a parameter without gaps, and moments that lie like it")
     rule = op.node.target.rule
+    if type(rule) not in _UPDATES:
+        op.refuse("there is no kernel for it in C; expected another optimizer")
     _UPDATES[type(rule)](op, rule, looks, gradient, op.learning_rate(rate))
 
 

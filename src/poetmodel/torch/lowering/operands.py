@@ -232,7 +232,7 @@ _NOUNS: Final = {
     DataType.REAL: "real numbers",
     DataType.INT32: "integers",
     DataType.UINT8: "truth values",
-    DataType.INT8: "bytes with a sign",
+    DataType.INT8: "quantized values",
 }
 
 

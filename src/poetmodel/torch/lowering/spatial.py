@@ -159,7 +159,7 @@ def _max_pool(op: Lowering) -> None:
     x = op.value(op.args[0])
     windows, stride, padding, dilation = (_of_planes(argument) for argument in op.args[1:5])
     bounds = [
-        _max_windows(*numbers)
+        max_windows(*numbers)
         for numbers in zip(
             x.shape[-2:], op.output().shape[-2:], windows, stride or windows, padding, dilation,
             strict=True,
@@ -187,7 +187,7 @@ def _call_max_pool(
     indices = op.output(1) if op.has_output(1) else None
     steps, sizes = planes(out, indices or out, x)
     op.call(
-        "pm_max_pool2d", out, indices or 0, x, *map(_flat, bounds), steps, *sizes, x.shape[-1],
+        "pm_max_pool2d", out, indices or 0, x, *map(flat, bounds), steps, *sizes, x.shape[-1],
         *dilation,
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def _mean_bounds(
     """
     if len(arguments) <= 1:
         sides = zip(x.shape[-2:], out.shape[-2:], strict=True)
-        return [_flat(_adaptive_windows(*sizes)) for sizes in sides], 0
+        return [flat(_adaptive_windows(*sizes)) for sizes in sides], 0
     windows, stride, padding = (_of_planes(argument) for argument in arguments[:3])
     count_padding = arguments[4]
     bounds = []
@@ -236,7 +236,7 @@ def _mean_bounds(
         ends = [min(start + window, size + pad) for start in starts]
         inside = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
         lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else inside)]
-        bounds.append(_flat([(*i, length) for i, length in zip(inside, lengths, strict=True)]))
+        bounds.append(flat([(*i, length) for i, length in zip(inside, lengths, strict=True)]))
     return bounds, arguments[5] or 0
 
 
@@ -247,7 +247,7 @@ def _adaptive_windows(size: int, places: int) -> list[tuple[int, int, int]]:
     return [(start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def _max_windows(
+def max_windows(
     size: int, places: int, window: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
     """Return begin and end of each window; it begins in the image."""
@@ -263,7 +263,8 @@ def _of_planes(argument: Any) -> list[int]:
     return numbers * 2 if len(numbers) == 1 else numbers
 
 
-def _flat(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def flat(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the numbers of windows as one list."""
     return tuple(number for window in windows for number in window)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from poetmodel.errors import InputError
 from poetmodel.torch.onnx import pointwise, recurrent, reductions, shapes, spatial
 from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, OnnxNode, plain, tensor
+from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
     Floating initializers are parameters, under their names: those of a model that PyTorch exported
     are the names of its parameters. Running statistics of a batch norm are buffers, which
     ``train()`` updates as PyTorch does. Scalars, limits, exponents and constants that are written
-    into the code are not trained. Half and double precision become float32.
+    into the code are not trained. Half and double precision become float32. What is quantized at
+    the beginning (QuantizeLinear, DequantizeLinear) is a front in int8, and frozen.
 
     Parameters
     ----------
@@ -67,8 +69,9 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
     An initializer that several nodes use is one parameter, unless all its elements are equal:
     exporters let what happens to be equal, such as the zeros of new biases, share one.
     """
-    record = read_file(path, is_known=lambda name: name == "Constant" or name in OPERATORS)
-    return OnnxModule(record, logits=logits)
+    known = {"Constant", *OPERATORS, *QUANTIZING}
+    front, record = split(read_file(path, is_known=known.__contains__))
+    return OnnxModule(record, logits=logits, front=front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,9 @@ class _Use:
 class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """The network of an ONNX file. `from_onnx` makes it."""
 
-    def __init__(self, record: FileRecord, *, logits: bool = False) -> None:
+    def __init__(
+        self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
+    ) -> None:
         super().__init__()
         self.file = str(record.path)
         """Where it comes from."""
@@ -107,6 +112,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Where the tensors are that the file holds, by name."""
         self.numbers: dict[str, Any] = {}
         """Constants that are no tensors, by name."""
+        self.front = None if front is None else front.front
+        """What the file has quantized: its first nodes, up to one value."""
+        self.ends = ("", "") if front is None else (front.reads, front.makes)
+        """The input that the front takes, and the value that it makes."""
         self.steps: tuple[_Step, ...] = ()
         record = _Constants(self, record).placed()
         _check_outputs(record)
@@ -130,6 +139,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self._check(inputs)
         values: dict[str, Any] = dict(self.numbers)
         values.update(zip((given.name for given in self.given), inputs, strict=True))
+        if self.front is not None:
+            reads, makes = self.ends
+            values[makes] = self.front(values.pop(reads))
         for name, path in self.held.items():
             values[name] = reduce(getattr, path, self)
         skipped = self.ending.name if self.logits and self.training and self.ending else None

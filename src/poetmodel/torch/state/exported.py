@@ -9,6 +9,7 @@ import torch
 
 from poetmodel.errors import InputError, listed
 from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
+from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.state.recovery import check_kind
 from poetmodel.torch.step.optimizers import OptimizerSlot, rules_of
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
@@ -125,6 +126,7 @@ def _pairs(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and buffers that a folder has, by name."""
     check_kind("model", model, torch.nn.Module)
+    model = with_fronts(model)
     own: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     own |= dict(model.named_buffers(remove_duplicate=False))
     for tensor in tensors:

@@ -27,10 +27,10 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import blank, bytes_of, checksum, read_page
-from poetmodel.torch.step.optimizers import rules_of
+from poetmodel.torch.step.optimizers import Optimizers, each_of, owner_of, rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _HEADER_BYTES: Final = 1 << 12
 def recover(
     source: str | Path,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     loss_fn: torch.nn.Module | None = None,
 ) -> int:
@@ -57,7 +57,7 @@ def recover(
         The folder that was the `storage` of the step, or one state file in it.
     model : torch.nn.Module
         Of the same architecture; gets parameters and buffers.
-    optimizer : torch.optim.Optimizer
+    optimizer : torch.optim.Optimizer or sequence of them
         Of the parameters of `model`; gets the moments. Settings such as the learning rate are not
         in the file.
     loss_fn : torch.nn.Module, optional
@@ -76,7 +76,8 @@ def recover(
         nothing is loaded then.
     """
     check_kind("model", model, torch.nn.Module)
-    check_kind("optimizer", optimizer, torch.optim.Optimizer)
+    for each in each_of(Optimizers.of(optimizer)):
+        check_kind("optimizer", each, torch.optim.Optimizer)
     loaded = _LOADED.pop(model, None)
     if loaded is not None:
         loaded.close()
@@ -106,10 +107,10 @@ class _Targets:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
-        self.optimizer = optimizer
+        self.optimizer = optimizer = Optimizers.of(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
         for prefix, module in modules.items():
@@ -159,13 +160,15 @@ class _Targets:
             if tensor.kind == InputKind.MOMENT and self.owner(tensor) is not None:
                 kept[tensor.owner].add(tensor.key)
         for path, keys in kept.items():
-            wanted = self._moments.get(id(self._tensors[InputKind.PARAMETER, path]))
+            parameter = self._tensors[InputKind.PARAMETER, path]
+            wanted = self._moments.get(id(parameter))
             if wanted is None:
                 yield f"the optimizer has no parameter {shown_path(path)}"
             elif wanted and not (keys & set(wanted)) - {"step"}:
                 yield (
                     f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
-                    f"optimizer {type(self.optimizer).__name__} keeps {listed(sorted(wanted))}"
+                    f"optimizer {type(owner_of(self.optimizer, parameter)).__name__} keeps "
+                    f"{listed(sorted(wanted))}"
                 )
 
     def put(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
@@ -176,10 +179,12 @@ class _Targets:
         if tensor.kind != InputKind.MOMENT:
             if value is not None:
                 owner.data.copy_(value)
-        elif value is not None:
-            self.optimizer.state[owner][tensor.key] = value
-        elif owner in self.optimizer.state:
-            self.optimizer.state[owner].pop(tensor.key, None)
+            return
+        state = owner_of(self.optimizer, owner).state
+        if value is not None:
+            state[owner][tensor.key] = value
+        elif owner in state:
+            state[owner].pop(tensor.key, None)
 
 
 class _StateLeft:

@@ -38,9 +38,11 @@ class Rule(ABC):
     """A step of an optimizer for the parameters of one group, with the settings of the group."""
 
     weight_decay: float
-    maximize: bool
+    maximize: bool = False
     decoupled_weight_decay: bool = False
     """Whether the weight decay is none of the gradient."""
+    fused: bool | None = None
+    """Whether one kernel does all, with bits of its own."""
 
     op: ClassVar[str]
     """The name of the operator, and of the optimizer on a command line."""
@@ -52,17 +54,27 @@ class Rule(ABC):
     """Whether it needs memory of the size of the parameter beside that of the gradient."""
     reuses_gradient: ClassVar[bool] = False
     """Whether it computes in the memory of the gradient, whatever the settings."""
+    has_fused: ClassVar[bool] = False
+    """Whether PyTorch has one kernel for it."""
 
     @property
     def moments(self) -> tuple[str, ...]:
         """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
         return (*self.keys, *self._added()[0])
 
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
+    def flops_of(self, parameter: Tensor) -> int:
+        """Return the FLOP for a parameter, which may have no memory."""
         decay = (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
-        return self.flops + self._added()[1] + decay
+        return (self.flops + self._added()[1] + decay) * int(parameter.numel())
+
+    def scratch_bytes(self, parameter: Tensor) -> int:
+        """Return what it takes for a parameter beside the memory of the gradient [B].
+
+        A fused kernel copies a gradient that is not contiguous.
+        """
+        copies = not torch.empty_like(parameter).is_contiguous()
+        takes = copies if self.fused else self.needs_scratch
+        return int(parameter.nbytes) if takes else 0
 
     def _added(self) -> tuple[tuple[str, ...], int]:
         """Return the state that settings add, and the FLOP for each element."""
@@ -71,15 +83,15 @@ class Rule(ABC):
     @property
     def writes_gradient(self) -> bool:
         """Whether it writes over the gradient."""
-        return (
-            self.reuses_gradient
-            or self.maximize
-            or bool(self.weight_decay and not self.decoupled_weight_decay)
-        )
+        decays = bool(self.weight_decay and not self.decoupled_weight_decay)
+        return not self.fused and (self.reuses_gradient or self.maximize or decays)
 
     def update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Update a parameter and its moments, of which `first` says that no step has made them."""
         parameter, *_ = state
+        if self.fused:
+            self._fused(state, gradient, lr, first=first)
+            return
         if self.maximize:
             gradient.neg_()
         if self.weight_decay and self.decoupled_weight_decay:
@@ -91,6 +103,10 @@ class Rule(ABC):
     @abstractmethod
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Update them after the decay of the weights."""
+
+    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Update them by the fused kernel, decay and all."""
+        raise NotImplementedError(self.op)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +121,13 @@ class Sgd(Rule):
     keys: ClassVar[tuple[str, ...]] = ()
     flops: ClassVar[int] = UPDATES["sgd"].flops
     needs_scratch: ClassVar[bool] = False
+    has_fused: ClassVar[bool] = True
 
     @property
     def writes_gradient(self) -> bool:
         """Whether it writes over the gradient."""
-        return bool(self.maximize or self.weight_decay or (self.momentum and self.nesterov))
+        writes = self.maximize or self.weight_decay or (self.momentum and self.nesterov)
+        return bool(writes and not self.fused)
 
     def _added(self) -> tuple[tuple[str, ...], int]:
         more = UPDATES["momentum"].flops - self.flops + 2 * self.nesterov
@@ -126,6 +144,21 @@ class Sgd(Rule):
                 buffer.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
             direction = gradient.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
         parameter.add_(direction, alpha=-lr)
+
+    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        parameter, *moments = state
+        torch._fused_sgd_(
+            [parameter],
+            [gradient],
+            moments,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=self.dampening,
+            nesterov=self.nesterov,
+            maximize=self.maximize,
+            is_first_step=first and bool(moments),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,24 +185,19 @@ class Adam(CountingRule):
     betas: tuple[float, float]
     eps: float
     amsgrad: bool
-    fused: bool | None = None
 
     op: ClassVar[str] = "adam"
     flops: ClassVar[int] = UPDATES["adam"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
+    has_fused: ClassVar[bool] = True
 
     def _added(self) -> tuple[tuple[str, ...], int]:
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
-    def update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Update a parameter and its moments; the fused kernel, with bits of its own, at once."""
-        if not self.fused:
-            super(Adam, self).update(state, gradient, lr, first=first)
-            return
+    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        del first
         parameter, count, mean, square, *largest = state
-        if gradient.stride() != parameter.stride():  # it goes through memory, not by index
-            gradient = torch.empty_like(parameter).copy_(gradient)
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
         kernel(
             [parameter],
@@ -288,12 +316,28 @@ class Adagrad(CountingRule):
     op: ClassVar[str] = "adagrad"
     keys: ClassVar[tuple[str, ...]] = ("step", "sum")
     flops: ClassVar[int] = 7
+    has_fused: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
+
+    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        del first
+        parameter, count, total = state
+        torch._fused_adagrad_(
+            [parameter],
+            [gradient],
+            [total],
+            [count.add_(1)],
+            lr=lr,
+            lr_decay=self.lr_decay,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=self.maximize,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +397,63 @@ class RAdam(CountingRule):
         w.add_(change, alpha=-1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muon(Rule):
+    """A step of ``torch.optim.Muon``: momentum whose singular values are brought near 1.
+
+    In ``bfloat16``, by iterations of Newton and Schulz: see Jordan et al., Muon: An optimizer for
+    hidden layers in neural networks (2024).
+    """
+
+    decoupled_weight_decay: bool = True
+    momentum: float
+    nesterov: bool
+    ns_coefficients: tuple[float, float, float]
+    eps: float
+    ns_steps: int
+    adjust_lr_fn: str | None
+
+    op: ClassVar[str] = "muon"
+    keys: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    flops: ClassVar[int] = 7
+
+    @property
+    def writes_gradient(self) -> bool:
+        """Whether it writes over the gradient."""
+        return self.nesterov
+
+    def flops_of(self, parameter: Tensor) -> int:
+        """Return the FLOP for a parameter, which may have no memory."""
+        small, large = sorted(parameter.shape)
+        products: int = self.ns_steps * 2 * small * small * (2 * large + small)
+        return super(Muon, self).flops_of(parameter) + products
+
+    def scratch_bytes(self, parameter: Tensor) -> int:
+        """Return what it takes for a parameter beside the memory of the gradient [B]."""
+        small: int = min(parameter.shape)
+        return 2 * (2 * int(parameter.numel()) + small * small)  # elements of 2 bytes
+
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        del first
+        parameter, buffer = state
+        buffer.lerp_(gradient, 1 - self.momentum)
+        update = gradient.lerp_(buffer, self.momentum) if self.nesterov else buffer
+        rows, columns = parameter.shape
+        update = update.bfloat16() if rows <= columns else update.bfloat16().T
+        update.div_(update.norm().clamp(min=self.eps))
+        first_power, third, fifth = self.ns_coefficients
+        for _ in range(self.ns_steps):
+            gram = update @ update.T
+            gram = torch.addmm(gram, gram, gram, beta=third, alpha=fifth)
+            update = torch.addmm(update, gram, update, beta=first_power)
+        ratio = 1.0
+        if self.adjust_lr_fn in (None, "original"):
+            ratio = max(1, rows / columns) ** 0.5
+        elif self.adjust_lr_fn == "match_rms_adamw":
+            ratio = 0.2 * max(rows, columns) ** 0.5
+        parameter.add_(update if rows <= columns else update.T, alpha=-lr * ratio)
+
+
 RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
     torch.optim.SGD: Sgd,
     torch.optim.Adam: Adam,
@@ -362,12 +463,60 @@ RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
     torch.optim.Adagrad: Adagrad,
     torch.optim.Adamax: Adamax,
     torch.optim.RAdam: RAdam,
+    torch.optim.Muon: Muon,
 }
 """The optimizers whose updates can be traced, with their rules; subclasses have none."""
 
 
-def rules_of(optimizer: torch.optim.Optimizer) -> list[tuple[Rule, list[torch.Tensor]]]:
+class Optimizers:
+    """Several optimizers that update parameters of their own, as one.
+
+    Parameters
+    ----------
+    given : sequence of torch.optim.Optimizer
+        Such as one for matrices and one for all else.
+    """
+
+    def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
+        self.given = tuple(given)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all of them."""
+        return [group for each in self.given for group in each.param_groups]
+
+    def step(self) -> None:
+        """Update all parameters."""
+        for each in self.given:
+            each.step()
+
+    def zero_grad(self) -> None:
+        """Take all gradients away."""
+        for each in self.given:
+            each.zero_grad()
+
+    @classmethod
+    def of(cls, optimizer: Any) -> Any:
+        """Return one optimizer for several."""
+        return cls(optimizer) if isinstance(optimizer, list | tuple) else optimizer
+
+
+def each_of(optimizer: Any) -> tuple[Any, ...]:
+    """Return the optimizers that one is made of."""
+    return optimizer.given if isinstance(optimizer, Optimizers) else (optimizer,)
+
+
+def owner_of(optimizer: Any, parameter: torch.Tensor) -> Any:
+    """Return which of the optimizers updates a parameter; the first one if none does."""
+    own = each_of(optimizer)
+    found = (o for o in own if any(p is parameter for g in o.param_groups for p in g["params"]))
+    return next(found, own[0])
+
+
+def rules_of(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
     """Return the rule and the parameters of each group; none of an optimizer without a rule."""
+    if isinstance(optimizer, Optimizers):
+        return [rule for each in optimizer.given for rule in rules_of(each)]
     kind = RULES.get(type(optimizer))
     if kind is None:
         return []
@@ -375,8 +524,8 @@ def rules_of(optimizer: torch.optim.Optimizer) -> list[tuple[Rule, list[torch.Te
     rules = []
     for group in optimizer.param_groups:
         settings = {name: group[name] for name in names if name in group}
-        if "betas" in settings:
-            settings["betas"] = tuple(settings["betas"])
+        for name in {"betas", "ns_coefficients"} & settings.keys():
+            settings[name] = tuple(settings[name])
         rules.append((kind(**settings), list(group["params"])))
     return rules
 
@@ -399,6 +548,13 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
 
 def optimizer_faults(optimizer: object) -> Iterator[str]:
     """Yield why the updates of an optimizer cannot be traced, whatever its model is."""
+    if isinstance(optimizer, Optimizers):
+        for each in optimizer.given:
+            yield from optimizer_faults(each)
+        every = [id(p) for _, own in rules_of(optimizer) for p in own]
+        if len(set(every)) < len(every):
+            yield "a parameter is in two of them; give it to one"
+        return
     kind = type(optimizer)
     if kind is torch.optim.LBFGS:
         yield (
@@ -418,7 +574,7 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
     if any(getattr(accepted, name) for name in hooks):
         yield "it has hooks on its steps, which a traced update does not run; remove them"
     for number, group in enumerate(accepted.param_groups):
-        for fault in _group_faults(group, has_fused=issubclass(RULES[kind], Adam)):
+        for fault in _group_faults(group, has_fused=RULES[kind].has_fused):
             yield f"group {number}: {fault}"
 
 
@@ -558,7 +714,8 @@ class OptimizerState:
             if isinstance(held, OptimizerSlot) and held.is_new and position not in self._away:
                 held.keep(values[position])
         # What a scheduler of the learning rate looks at, lest it warns that no step was made.
-        self._optimizer._opt_called = True  # noqa: SLF001 - no other way
+        for each in each_of(self._optimizer):
+            each._opt_called = True  # noqa: SLF001 - no other way
 
     def _faults(self, values: list[Any]) -> Iterator[str]:
         yield from (f"optimizer: {fault}" for fault in optimizer_faults(self._optimizer))

@@ -62,7 +62,7 @@ def trace(
     *,
     name: str | None = None,
     measure_workspace: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
 ) -> Trace:
     """Trace a training step.
@@ -75,12 +75,11 @@ def trace(
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
         Whether to measure the memory that operations need beside their outputs.
-    optimizer : torch.optim.Optimizer, optional
-        Make its step a part of the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad, Adamax or
-        RAdam. Parameters,
-        moments and buffers are then state tensors, each parameter has an update at its place,
-        operators may run in place, and batch and learning rate are inputs. Without it the graph
-        ends with the gradients.
+    optimizer : torch.optim.Optimizer or sequence of them, optional
+        Make its step a part of the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad, Adamax, RAdam
+        or Muon. Parameters, moments and buffers are then state tensors, each parameter has an
+        update at its place, operators may run in place, and batch and learning rate are inputs.
+        Without it the graph ends with the gradients.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``: all updates wait for it. Needs an `optimizer`.
@@ -107,7 +106,7 @@ def captured_step(
     inputs: Inputs,
     *,
     name: str | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
 ) -> Joint:
     """Capture a step, with the updates of an optimizer where one is given."""

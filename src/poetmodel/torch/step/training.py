@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,11 +111,15 @@ class TrainingGraph(CapturedGraph):
         update: Any = operation.node.target
         rule = update.rule
         if rule is not None:
-            elements = math.prod(self.storages[operation.storages[0]].layouts[0].shape)
-            flops = rule.flops_per_element * elements
+            flops = rule.flops_of(self._parameter(operation))
             self.operations[operation.index] = replace(
                 operation, profile=replace(operation.profile, flops=flops)
             )
+
+    def _parameter(self, update: Operation) -> torch.Tensor:
+        """Return a tensor like the parameter of an update, without memory."""
+        layout = self.storages[update.storages[0]].layouts[0]
+        return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
     def gradient_storages(self, operation: Operation) -> tuple[int, ...]:
         """Return the storages of the first gradient of an update."""
@@ -138,10 +141,12 @@ class TrainingGraph(CapturedGraph):
             return numbers_bytes
         fits, _ = _fits(operation)
         writes = update.writes_gradient(operation.node.args[1:])
-        layout = self.storages[operation.storages[0]].layouts[0]
+        parameter = self._parameter(operation)
         copied = not fits or (writes and not self.owns_gradient(operation))
-        gradient_bytes: int = math.prod(layout.shape) * layout.dtype.itemsize
-        return gradient_bytes * (copied + update.rule.needs_scratch) + numbers_bytes
+        # What was measured has a copy of a gradient that is read as it is elsewhere.
+        seen_bytes = operation.profile.workspace_bytes - (writes or not fits) * parameter.nbytes
+        scratch_bytes: int = max(update.rule.scratch_bytes(parameter) + numbers_bytes, seen_bytes)
+        return copied * int(parameter.nbytes) + scratch_bytes
 
     # -- the order -------------------------------------------------------------------------------
 

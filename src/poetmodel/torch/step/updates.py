@@ -24,12 +24,15 @@ from poetmodel.torch.capturing.joint_graph import (
 )
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
+from poetmodel.torch.int8.front import stood_for
 from poetmodel.torch.step.optimizers import (
     FirstValue,
     LearningRate,
+    Optimizers,
     OptimizerSlot,
     Rule,
     optimizer_faults,
+    owner_of,
     rules_of,
 )
 
@@ -207,7 +210,7 @@ class _Trained:
 
 def with_optimizer(
     joint: Joint,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
@@ -218,7 +221,8 @@ def with_optimizer(
 
     Raises `CaptureError` if PyTorch would do what updates of the parameters do not.
     """
-    refuse(joint.name, (f"optimizer: {fault}" for fault in optimizer_faults(optimizer)))
+    own = Optimizers.of(optimizer)
+    refuse(joint.name, (f"optimizer: {fault}" for fault in optimizer_faults(own)))
     refuse(
         joint.name,
         (
@@ -228,8 +232,8 @@ def with_optimizer(
         ),
     )
     parameters = _trained(joint)
-    refuse(joint.name, _faults(joint, optimizer, parameters, clip_grad_norm))
-    return _Extension(joint, optimizer, parameters, accumulate).extended(clip_grad_norm)
+    refuse(joint.name, _faults(joint, own, parameters, clip_grad_norm))
+    return _Extension(joint, own, parameters, accumulate).extended(clip_grad_norm)
 
 
 def _trained(joint: Joint) -> dict[int, _Trained]:
@@ -267,7 +271,7 @@ def _faults(
         if trained.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
-    known |= {id(p) for p in joint.module.parameters()}
+    known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
     if ours - known:
         yield (
             f"optimizer: {len(ours - known)} of its parameters are none of the model or the loss; "
@@ -394,10 +398,9 @@ class _Extension:
         count: fx.Node | None,
     ) -> None:
         argument = trained.arguments[0]
+        owner = owner_of(self.optimizer, trained.parameter)
         moments = [
-            self._argument(
-                f"{argument.name}.{key}", OptimizerSlot(self.optimizer, trained.parameter, key)
-            )
+            self._argument(f"{argument.name}.{key}", OptimizerSlot(owner, trained.parameter, key))
             for key in rule.moments
         ]
         state = [argument.node, *moments, *self.totals.get(id(trained.parameter), ())]

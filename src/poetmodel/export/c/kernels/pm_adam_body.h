@@ -4,7 +4,7 @@
 #ifndef PM_ADAM_BODY_H
 #define PM_ADAM_BODY_H
 
-#include "pm_real.h"
+#include "pm_lerp.h"
 
 static inline void pm_adam_steps(pm_real *w, pm_real *mean, pm_real *square, pm_real *largest, const pm_real *gradient,
                                  pm_real steps, int32_t n, pm_real lr, pm_real sign, pm_real decay, pm_real shrink,
@@ -17,8 +17,7 @@ static inline void pm_adam_steps(pm_real *w, pm_real *mean, pm_real *square, pm_
     for (int32_t i = 0; i < n; i++) {
         const pm_real old = w[i] * kept;
         const pm_real g = sign * gradient[i] + decay * old;
-        const pm_real far = g - mean[i];
-        mean[i] = fresh_mean < PM_C(0.5) ? mean[i] + fresh_mean * far : g - far * (PM_C(1.0) - fresh_mean);
+        mean[i] = pm_between(mean[i], g, fresh_mean);
         square[i] = square[i] * beta_square + fresh_square * g * g;
         pm_real most = square[i];
         if (largest) {

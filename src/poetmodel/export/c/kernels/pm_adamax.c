@@ -1,5 +1,5 @@
 /* A step of Adamax; steps are those before this one, which pm_add_one counts afterwards */
-#include "pm_real.h"
+#include "pm_lerp.h"
 #include "pm_kernels.h"
 
 void pm_adamax(pm_real *w, pm_real *mean, pm_real *largest, const pm_real *gradient, const pm_real *steps, int32_t n,
@@ -9,8 +9,7 @@ void pm_adamax(pm_real *w, pm_real *mean, pm_real *largest, const pm_real *gradi
     const pm_real step_size = lr / -PM_EXPM1((*steps + PM_C(1.0)) * log_mean);
     for (int32_t i = 0; i < n; i++) {
         const pm_real g = sign * gradient[i] + decay * w[i];
-        const pm_real far = g - mean[i];
-        mean[i] = fresh_mean < PM_C(0.5) ? mean[i] + fresh_mean * far : g - far * (PM_C(1.0) - fresh_mean);
+        mean[i] = pm_between(mean[i], g, fresh_mean);
         const pm_real before = largest[i] * beta_largest;
         const pm_real size = PM_FABS(g) + eps;
         largest[i] = PM_MAX(before, size);

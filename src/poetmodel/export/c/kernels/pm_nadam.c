@@ -1,5 +1,6 @@
 /* A step of NAdam; steps and the product of momenta are those before this one, which pm_nadam_count
    changes afterwards */
+#include "pm_lerp.h"
 #include "pm_nadam.h"
 #include "pm_kernels.h"
 
@@ -19,8 +20,7 @@ void pm_nadam(pm_real *w, pm_real *mean, pm_real *square, const pm_real *gradien
     for (int32_t i = 0; i < n; i++) {
         const pm_real old = w[i] * kept;
         const pm_real g = sign * gradient[i] + decay * old;
-        const pm_real far = g - mean[i];
-        mean[i] = fresh_mean < PM_C(0.5) ? mean[i] + fresh_mean * far : g - far * (PM_C(1.0) - fresh_mean);
+        mean[i] = pm_between(mean[i], g, fresh_mean);
         square[i] = square[i] * beta_square + fresh_square * g * g;
         const pm_real size = PM_SQRT(square[i] / correction) + eps;
         w[i] = old - by_gradient * g / size - by_mean * mean[i] / size;

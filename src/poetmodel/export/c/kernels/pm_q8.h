@@ -17,12 +17,64 @@ is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 
 #include "pm_real.h"
 
+/* Cores with instructions for two halves of a word, and for floats. */
+#if defined(__GNUC__) && defined(__arm__) && defined(__ARM_FEATURE_SIMD32) && defined(__ARM_FP) && (__ARM_FP & 4)
+#include <arm_acle.h>
+#define PM_Q8_SIMD 1
+#else
+#define PM_Q8_SIMD 0
+#endif
+
+#if PM_Q8_SIMD
 /* Keeps a product that is a term from being fused with the sum, where flags do not. */
-#if defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP)
 #define PM_Q8_TERM(product) __asm__("" : "+t"(product))
+
+/* The integer nearest to y, the largest or least of 32 bits of what is past them. */
+static inline int32_t pm_q8_rint(float y)
+{
+    int32_t found;
+    __asm__("vcvtr.s32.f32 %0, %0" : "+t"(y));
+    memcpy(&found, &y, sizeof found);
+    return found;
+}
+
+/* q + zero, within int8. */
+static inline int8_t pm_q8_moved(int32_t q, int32_t zero)
+{
+    return (int8_t)__ssat(__qadd(q, zero), 8);
+}
+
+/* Four elements, wherever they lie; the first and third of them as halves, and the others. */
+static inline uint32_t pm_q8_word(const int8_t *from)
+{
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
+}
+
+/* Keeps compilers from another pointer in its place, and from what comes after a value before it is there. */
+#define PM_Q8_HELD(pointer) __asm__("" : "+r"(pointer))
+#define PM_Q8_AFTER(pointer, a, b) __asm__("" : "+r"(pointer) : "r"(a), "r"(b))
+
+static inline int16x2_t pm_q8_even(uint32_t word)
+{
+    return __sxtb16((int8x4_t)word);
+}
+
+static inline int16x2_t pm_q8_odd(uint32_t word)
+{
+    int16x2_t halves;
+    __asm__("sxtb16 %0, %1, ror #8" : "=r"(halves) : "r"(word));
+    return halves;
+}
+/* Two halves of the same number. */
+static inline int16x2_t pm_q8_halves(int32_t number)
+{
+    return (int16x2_t)((uint32_t)(uint16_t)number * 0x10001u);
+}
 #else
 #define PM_Q8_TERM(product) ((void)0)
-#endif
+#define PM_Q8_AFTER(pointer, a, b) ((void)0)
 
 /* The integer nearest to y; of 1024 or more one that is past all limits. */
 static inline int32_t pm_q8_rint(float y)
@@ -40,11 +92,16 @@ static inline int32_t pm_q8_rint(float y)
     return bits >> 31 ? -(int32_t)found : (int32_t)found;
 }
 
+static inline int8_t pm_q8_moved(int32_t q, int32_t zero)
+{
+    return (int8_t)PM_MAX(-128, PM_MIN(q + zero, 127));
+}
+#endif
+
 /* y as an element, without the limits of an activation: see pm_q8_limit. */
 static inline int8_t pm_q8_element(float y, int32_t zero)
 {
-    const int32_t q = pm_q8_rint(y) + zero;
-    return (int8_t)PM_MAX(-128, PM_MIN(q, 127));
+    return pm_q8_moved(pm_q8_rint(y), zero);
 }
 
 /* The same of a sum of products. */
@@ -61,32 +118,95 @@ static inline void pm_q8_limit(int8_t *out, int32_t n, int32_t low, int32_t high
     if (low <= -128 && high >= 127) {
         return;
     }
+#if PM_Q8_SIMD
+    const int8x4_t lows = (int8x4_t)((uint32_t)(uint8_t)low * 0x1010101u);
+    const int8x4_t highs = (int8x4_t)((uint32_t)(uint8_t)high * 0x1010101u);
+    for (; n >= 4; n -= 4, out += 4) {
+        int8x4_t q = (int8x4_t)pm_q8_word(out);
+        (void)__ssub8(q, lows); /* which are at least as large: what __sel goes by */
+        q = (int8x4_t)__sel((uint8x4_t)q, (uint8x4_t)lows);
+        (void)__ssub8(highs, q);
+        q = (int8x4_t)__sel((uint8x4_t)q, (uint8x4_t)highs);
+        memcpy(out, &q, sizeof q);
+    }
+#endif
     for (; n > 0; n--, out++) {
         *out = (int8_t)PM_MAX(low, PM_MIN(*out, high));
     }
 }
 
-/* Sums of products of two rows of x with two rows of w: a of x0 and w0, b of x1 and w0, c of x0 and w1, d of x1 and w1. */
+/* Sums of products of two rows of x with two of w: of the first and the first, the second of x and the first, the first
+and the second, the second and the second. */
 typedef struct {
     int32_t a, b, c, d;
 } pm_q8_sums;
 
-/* Adds to these n products each; where not `both`, only those of x0. `zero` is taken from x. */
-static inline void pm_q8_dots(pm_q8_sums *sums, const int8_t *x0, const int8_t *x1, const int8_t *w0, const int8_t *w1,
-                              int32_t n, int32_t zero, const int both)
+/* Adds n products to each; the second rows begin so many elements after the first ones. */
+static inline void pm_q8_dots(pm_q8_sums *sums, const int8_t *x, const int8_t *w, int32_t n, int32_t x_step,
+                              int32_t w_step)
 {
     pm_q8_sums s = *sums;
+#if PM_Q8_SIMD
+    for (int32_t words = n >> 2; words > 0; words--) {
+        /* What the core has of registers is just enough, with two pointers and in this order. */
+        const uint32_t second = pm_q8_word(x + x_step), first = pm_q8_word(x);
+        const int16x2_t x_even = pm_q8_even(first), x_odd = pm_q8_odd(first);
+        const int16x2_t y_even = pm_q8_even(second), y_odd = pm_q8_odd(second);
+        uint32_t word = pm_q8_word(w + w_step);
+        int16x2_t even = pm_q8_even(word), odd = pm_q8_odd(word);
+        s.c = __smlad(x_even, even, s.c);
+        s.c = __smlad(x_odd, odd, s.c);
+        s.d = __smlad(y_even, even, s.d);
+        s.d = __smlad(y_odd, odd, s.d);
+        PM_Q8_AFTER(w, s.c, s.d);
+        word = pm_q8_word(w);
+        even = pm_q8_even(word), odd = pm_q8_odd(word);
+        s.a = __smlad(x_even, even, s.a);
+        s.a = __smlad(x_odd, odd, s.a);
+        s.b = __smlad(y_even, even, s.b);
+        s.b = __smlad(y_odd, odd, s.b);
+        x += 4, w += 4;
+        PM_Q8_HELD(x);
+    }
+    n &= 3;
+#endif
     for (; n > 0; n--) {
-        const int32_t x = *x0++ - zero, v = *w0++, w = *w1++;
-        s.a += x * v;
-        s.c += x * w;
-        if (both) {
-            const int32_t y = *x1++ - zero;
-            s.b += y * v;
-            s.d += y * w;
-        }
+        const int32_t first = x[0], second = x[x_step], v = w[0], u = w[w_step];
+        s.a += first * v;
+        s.b += second * v;
+        s.c += first * u;
+        s.d += second * u;
+        x++, w++;
     }
     *sums = s;
+}
+
+/* The same of x0 alone, from which `zero` is taken first if it is `moved`. */
+static inline void pm_q8_dots_of_one(pm_q8_sums *sums, const int8_t *x0, const int8_t *w0, const int8_t *w1, int32_t n,
+                                     int32_t zero, const int moved)
+{
+    int32_t a = sums->a, c = sums->c;
+#if PM_Q8_SIMD
+    const int16x2_t zeros = pm_q8_halves(zero);
+    for (; n >= 4; n -= 4) {
+        const uint32_t x = pm_q8_word(x0), v = pm_q8_word(w0), w = pm_q8_word(w1);
+        int16x2_t even = pm_q8_even(x), odd = pm_q8_odd(x);
+        if (moved) {
+            even = __ssub16(even, zeros), odd = __ssub16(odd, zeros);
+        }
+        a = __smlad(even, pm_q8_even(v), a);
+        a = __smlad(odd, pm_q8_odd(v), a);
+        c = __smlad(even, pm_q8_even(w), c);
+        c = __smlad(odd, pm_q8_odd(w), c);
+        x0 += 4, w0 += 4, w1 += 4;
+    }
+#endif
+    for (; n > 0; n--) {
+        const int32_t x = *x0++ - (moved ? zero : 0);
+        a += x * *w0++;
+        c += x * *w1++;
+    }
+    sums->a = a, sums->c = c;
 }
 
 #endif

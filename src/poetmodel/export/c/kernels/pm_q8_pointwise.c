@@ -12,30 +12,41 @@ void pm_q8_pointwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_
     const pm_real *restrict const scales = scale, *restrict const biases = bias;
     const int32_t *restrict const starts = start;
     const float factor = (float)inverse;
-    int8_t *to = out;
-    for (int32_t p = 0; p < pixels; p += 2) {
-        const int both = p + 1 < pixels;
-        const int8_t *v = w;
-        /* The last one of an odd number of results is made twice. */
-        for (int32_t c = 0; c < results; c += 2) {
-            const int32_t e = c + 1 < results ? c + 1 : c;
-            const int8_t *const other = e > c ? v + in : v;
-            pm_q8_sums s = {starts[c], starts[c], starts[e], starts[e]};
-            const float c_scale = (float)scales[c], c_bias = (float)biases[c];
-            const float e_scale = (float)scales[e], e_bias = (float)biases[e];
-            if (both) {
-                pm_q8_dots(&s, x, x + in, v, other, in, 0, 1);
-                to[results + c] = pm_q8_result(s.b, c_scale, c_bias, factor, zero);
-                to[results + e] = pm_q8_result(s.d, e_scale, e_bias, factor, zero);
-            } else {
-                pm_q8_dots(&s, x, x, v, other, in, 0, 0);
-            }
-            to[c] = pm_q8_result(s.a, c_scale, c_bias, factor, zero);
-            to[e] = pm_q8_result(s.c, e_scale, e_bias, factor, zero);
-            v += 2 * in;
+    int32_t c = 0;
+    for (; c + 1 < results; c += 2, w += 2 * in) {
+        const float scale_0 = (float)scales[c], scale_1 = (float)scales[c + 1];
+        const float bias_0 = (float)biases[c], bias_1 = (float)biases[c + 1];
+        const int32_t start_0 = starts[c], start_1 = starts[c + 1];
+        const int8_t *from = x;
+        int8_t *to = out + c;
+        for (int32_t pairs = pixels >> 1; pairs > 0; pairs--) {
+            pm_q8_sums s = {start_0, start_0, start_1, start_1};
+            pm_q8_dots(&s, from, w, in, in, in);
+            to[0] = pm_q8_result(s.a, scale_0, bias_0, factor, zero);
+            to[1] = pm_q8_result(s.c, scale_1, bias_1, factor, zero);
+            to += results;
+            to[0] = pm_q8_result(s.b, scale_0, bias_0, factor, zero);
+            to[1] = pm_q8_result(s.d, scale_1, bias_1, factor, zero);
+            to += results;
+            from += 2 * in;
         }
-        x += 2 * in;
-        to += 2 * results;
+        if (pixels & 1) {
+            pm_q8_sums s = {start_0, 0, start_1, 0};
+            pm_q8_dots_of_one(&s, from, w, w + in, in, 0, 0);
+            to[0] = pm_q8_result(s.a, scale_0, bias_0, factor, zero);
+            to[1] = pm_q8_result(s.c, scale_1, bias_1, factor, zero);
+        }
+    }
+    if (results & 1) {
+        /* The last one of an odd number: at two pixels at once; of an odd number of these the last one twice. */
+        for (int32_t p = 0; p < pixels; p += 2, x += 2 * in) {
+            const int32_t other = p + 1 < pixels;
+            int8_t *const to = out + p * results + c;
+            pm_q8_sums s = {starts[c], 0, starts[c], 0};
+            pm_q8_dots_of_one(&s, w, x, x + other * in, in, 0, 0);
+            to[0] = pm_q8_result(s.a, (float)scales[c], (float)biases[c], factor, zero);
+            to[other * results] = pm_q8_result(s.c, (float)scales[c], (float)biases[c], factor, zero);
+        }
     }
     pm_q8_limit(out, pixels * results, low, high);
 }

@@ -3,7 +3,7 @@
    The length of the average of squares is most - 2 t beta^t / (1 - beta^t), a small difference of large numbers. With
    y = -t log(beta) it is least + scale (1 - y / expm1(y)), where least = most - scale and scale = -2 / log(beta). Up to
    a length of `enough` a step is that of momentum, and squares are only averaged. */
-#include "pm_real.h"
+#include "pm_lerp.h"
 #include "pm_kernels.h"
 
 static pm_real pm_radam_share(pm_real y)
@@ -35,8 +35,7 @@ void pm_radam(pm_real *w, pm_real *mean, pm_real *square, const pm_real *gradien
     for (int32_t i = 0; i < n; i++) {
         const pm_real old = w[i] * kept;
         const pm_real g = sign * gradient[i] + decay * old;
-        const pm_real far = g - mean[i];
-        mean[i] = fresh_mean < PM_C(0.5) ? mean[i] + fresh_mean * far : g - far * (PM_C(1.0) - fresh_mean);
+        mean[i] = pm_between(mean[i], g, fresh_mean);
         square[i] = square[i] * beta_square + fresh_square * g * g;
         w[i] = old - rate * mean[i] / (squares ? PM_SQRT(square[i]) + eps : PM_C(1.0));
     }

@@ -2,7 +2,7 @@
 #ifndef PM_RMSPROP_BODY_H
 #define PM_RMSPROP_BODY_H
 
-#include "pm_real.h"
+#include "pm_lerp.h"
 
 static inline void pm_rmsprop_step(pm_real *w, pm_real *square, pm_real *buffer, pm_real *mean, const pm_real *gradient,
                                    int32_t n, pm_real lr, pm_real sign, pm_real decay, pm_real alpha, pm_real fresh,
@@ -13,8 +13,7 @@ static inline void pm_rmsprop_step(pm_real *w, pm_real *square, pm_real *buffer,
         square[i] = square[i] * alpha + fresh * g * g;
         pm_real spread = square[i];
         if (mean) {
-            const pm_real far = g - mean[i];
-            mean[i] = fresh < PM_C(0.5) ? mean[i] + fresh * far : g - far * (PM_C(1.0) - fresh);
+            mean[i] = pm_between(mean[i], g, fresh);
             spread -= mean[i] * mean[i];
         }
         const pm_real size = PM_SQRT(spread) + eps;

@@ -1,0 +1,361 @@
+"""Frozen fronts in int8 beside the same in float: steps, agreement with PyTorch, and accuracy.
+
+The last block and the head of a network are trained, all before them is frozen. Needs PyTorch and
+torchao; steps need a C compiler, GCC for Arm and QEMU, and accuracy scikit-learn, for its digits.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from harness import PRELOADED, RecordedRun, Study, record
+from mcu import networks
+from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
+from poetmodel import torch as pmt
+from poetmodel.device.io import load_device
+from poetmodel.export.board import Target, ToolchainError, build, run
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.exporting import NO_TILES, export_step, in_tiles
+from poetmodel.export.step import Weights
+from poetmodel.graph import floor
+from poetmodel.torch.lowering.step import lower
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mcu.networks import Training
+    from poetmodel.bench.measurement import Record
+    from poetmodel.device import Device
+    from poetmodel.export.step import LoweredStep
+
+KIND: Final = "int8 front"
+"""Kind of the records."""
+STEP, AGREEMENT, ACCURACY = PARTS = ("step", "agreement", "accuracy")
+"""A step on an emulated board; a front layer by layer beside PyTorch; an end that learns."""
+NUMBERS: Final = ("float", "int8")
+ENDS: Final = {"mobilenetv2-035": 6, "mobilenetv1-vww": 9}
+"""How many of the last modules of a network are trained: its last block and its head."""
+SIZES: Final = (
+    ("mobilenetv2-035", 96), ("mobilenetv2-035", 128), ("mobilenetv2-035", 160),
+    ("mobilenetv1-vww", 96),
+)  # fmt: skip
+"""Networks, and height and width of their images."""
+BOARD: Final = "nrf52840"
+CALIBRATION: Final = 4
+"""Batches by which activations are quantized, and batch norms get their statistics."""
+SEEDS: Final = 5
+"""How often an end learns, from other weights and with other samples."""
+EPOCHS: Final = 30
+ENDINGS: Final = (
+    "the end, second half, float front",
+    "the end, second half, int8 front",
+    "the last layer, second half, float front",
+)
+"""What learns new digits."""
+CLASSES: Final = 5
+"""Of the ten digits so many are those of the network, and the others those of its new end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontRun(RecordedRun):
+    """One measurement."""
+
+    part: str
+    """One of `PARTS`."""
+    network: str
+    """One of `ENDS`; "digits" for accuracy."""
+    size: int
+    """Height and width of images."""
+    numbers: str = "int8"
+    """One of `NUMBERS`: those of the front."""
+    repeats: int = 1
+    """Batches that are compared, or how often an end learns."""
+    limit_s: float = 1200.0
+    """Limit of everything [s]."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+        return f"{self.part} | {self.network} | {self.size} | {self.numbers}"
+
+
+def runs() -> Iterator[FrontRun]:
+    """Yield all measurements."""
+    for network, size in SIZES:
+        for numbers in NUMBERS:
+            yield FrontRun(part=STEP, network=network, size=size, numbers=numbers)
+        yield FrontRun(part=AGREEMENT, network=network, size=size, repeats=CALIBRATION)
+    yield FrontRun(part=ACCURACY, network="digits", size=8, repeats=SEEDS)
+
+
+def smoke_runs() -> Iterator[FrontRun]:
+    """Yield every kind of run at its smallest size, of those that can be made here."""
+    yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32, numbers="float")
+    if find_spec("torchao"):
+        yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32)
+        yield FrontRun(part=AGREEMENT, network="mobilenetv1-vww", size=32)
+        if find_spec("sklearn"):
+            yield FrontRun(part=ACCURACY, network="digits", size=8)
+
+
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Return the record of a run."""
+    wanted = FrontRun(**fields)
+    begun = time.perf_counter()
+    torch.manual_seed(0)
+    of_part = {STEP: _of_step, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy}
+    facts = of_part[wanted.part](wanted)
+    seconds = time.perf_counter() - begun
+    return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
+
+
+# -- networks --------------------------------------------------------------------------------------
+
+
+def parts(wanted: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Tensor]]:
+    """Return the front and the end of a network that has seen some batches, and these."""
+    model, _, _ = networks.NETWORKS[wanted.network]()
+    batches = [torch.randn(4, 3, wanted.size, wanted.size) for _ in range(CALIBRATION)]
+    with torch.no_grad():
+        for batch in batches:
+            model(batch)  # in training mode: batch norms get statistics
+    model.eval()
+    end = ENDS[wanted.network]
+    return model[:-end].requires_grad_(requires_grad=False), model[-end:], batches
+
+
+def training(wanted: FrontRun) -> Training:
+    """Return a network with a frozen front, the loss and a batch of one."""
+    front, end, batches = parts(wanted)
+    first = front if wanted.numbers == "float" else pmt.quantized(front, batches)
+    inputs = (batches[0][:1].clone(), torch.tensor([1]))
+    return nn.Sequential(first, end), functional.cross_entropy, inputs
+
+
+# -- a step on a board -----------------------------------------------------------------------------
+
+
+def _of_step(wanted: FrontRun) -> dict[str, Any]:
+    model, loss_fn, inputs = training(wanted)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
+    step = lower(model, loss_fn, inputs, name=wanted.network, optimizer=optimizer)
+    constants = {name for name in step.values if name not in step.graph.tensor_index}
+    return {
+        "parameters": sum(p.numel() for p in trained),
+        **_least(step),
+        "constant_bytes": sum(step.buffers[name].bytes for name in constants),
+        "weight_bytes": len(Weights.of(step).data),
+        "exactness": step.graph.exactness,
+        "tools": tools(),
+        **_ran(step, inputs),
+    }
+
+
+def _least(step: LoweredStep) -> dict[str, Any]:
+    """Return what a node needs at least, whole and in tiles, and what is taken beside it [B]."""
+    tiles = in_tiles(step, "32KiB")
+    return {
+        "floor_bytes": floor(step.graph).bytes,
+        "tiled_floor_bytes": floor(tiles.graph).bytes,
+        "reserved_bytes": reserved_bytes(step, STACK_BYTES),
+    }
+
+
+def _roomy() -> Device:
+    """Return the board with as much flash as any program takes."""
+    board = load_device(BOARD)
+    if board.flash is None:
+        raise ToolchainError(f"{BOARD}: expected a board whose flash is known")
+    return replace(board, flash=replace(board.flash, size_bytes=2**30))
+
+
+def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """Return what the program that keeps everything takes and does, on two cores."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options: dict[str, Any] = {"paging": False, "recompute": False, "tile": NO_TILES}
+        deployment = export_step(step, folder, device=_roomy(), ram=ROOMY, **options)
+        arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
+        raw = b"".join(x.contiguous().numpy().tobytes() for x in arrays)
+        given: dict[str, Any] = {"inputs": raw, "learning_rate": LEARNING_RATE}
+        found = {}
+        for target in (Target.HOST, Target.M4):
+            program = build(folder, target, settings=["DRIVER=file"])
+            found[target] = run(program, target, folder, steps=STEPS, **given).require_success()
+        front = {}
+        for target in (Target.M3, Target.M4):
+            program = build(folder, target, settings=("PROFILE=1",))
+            spent = run(program, target, folder, steps=1, **given).require_success()
+            of_front = (k for k, n in enumerate(step.graph.nodes) if n.name.startswith("0."))
+            front[str(target)] = sum(spent.node_instructions[k] for k in of_front)
+        device = deployment.device
+    host, board = found[Target.HOST], found[Target.M4]
+    apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
+    if max(apart) > LOSS_TOLERANCE or device is None:
+        raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
+    figures = board.figures
+    return {
+        "ram_bytes": figures["ram_bytes"],
+        "flash_bytes": figures["flash_bytes"],
+        "instructions": figures["step_instructions"],
+        "front_instructions": front,
+        "clock_hz": device.clock_hz,
+        "power_w": device.compute.power_w,
+        "losses": [board.losses[k] for k in sorted(board.losses)],
+    }
+
+
+# -- layer by layer, beside PyTorch ----------------------------------------------------------------
+
+
+class _Values(fx.Interpreter):  # type: ignore[misc, unused-ignore]
+    """Runs a graph and keeps the value of each node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = self.values[n.name] = super().run_node(n)
+        return value
+
+
+def steps_apart(
+    front: pmt.QuantizedFront, module: fx.GraphModule, x: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return how far each layer is from PyTorch's value, given PyTorch's operands [last bits].
+
+    `module` is the converted one that `front` stands for.
+    """
+    run_of = _Values(module)
+    with torch.no_grad():
+        run_of.run(x)
+    nodes = {node.name: node for node in module.graph.nodes}
+    less = {torch.int8: 0, torch.uint8: 128}
+
+    def value(name: str) -> torch.Tensor:
+        made: torch.Tensor = run_of.values[name].to(torch.int32) - less[nodes[name].args[5]]
+        return made.permute(0, *range(2, made.ndim), 1).to(torch.int8).contiguous()
+
+    apart = {}
+    for wire in front.wires[:-1]:  # the last one dequantizes
+        operands = [value(front.wires[n - 1].node) if n else x for n in wire.takes]
+        with torch.no_grad():
+            found = front.get_submodule(wire.layer)(*operands)
+        apart[wire.layer] = (found.flatten(1).int() - value(wire.node).flatten(1).int()).abs()
+    return apart
+
+
+def converted(front: nn.Module, batches: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """Return what torchao's own quantizer for XNNPACK makes of a front."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
+
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
+    quantizer = xnnpack.XNNPACKQuantizer().set_global(config)
+    prepared = prepare_pt2e(torch.export.export(front, (batches[0],)).module(), quantizer)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(batch)
+    made: fx.GraphModule = convert_pt2e(prepared)
+    return made
+
+
+def _of_agreement(wanted: FrontRun) -> dict[str, Any]:
+    front, _, batches = parts(wanted)
+    module = converted(front, batches)
+    mine = pmt.quantized(module)
+    values = differ = most = 0
+    for batch in batches[: wanted.repeats]:
+        for apart in steps_apart(mine, module, torch.randn_like(batch)).values():
+            values += apart.numel()
+            differ += int((apart > 0).sum())
+            most = max(most, int(apart.max()))
+    layers = len(mine.wires) - 1
+    return {"layers": layers, "values": values, "differ": differ, "most_steps": most}
+
+
+# -- accuracy --------------------------------------------------------------------------------------
+
+
+def digits_network() -> tuple[nn.Sequential, nn.Sequential]:
+    """Return front and end of a small network for images of 8 x 8."""
+    front = [*networks.convolution(1, 16), nn.ReLU(), *networks.separable(16, 32, 2)]
+    end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+    return (
+        nn.Sequential(*front, *networks.separable(32, 32)),
+        nn.Sequential(*networks.separable(32, 64), *end),
+    )
+
+
+def _digits(seed: int, *, new: bool) -> tuple[torch.Tensor, ...]:
+    """Return images and labels to learn, and others to be tested with, of half of the classes."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    chosen = (y >= CLASSES) == new
+    images = torch.from_numpy(x[chosen]).float().view(-1, 1, 8, 8) / 8 - 1
+    labels = torch.from_numpy(y[chosen]) % CLASSES
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    cut = 2 * len(order) // 3
+    return images[order[:cut]], labels[order[:cut]], images[order[cut:]], labels[order[cut:]]
+
+
+def _learn(
+    model: nn.Module, trained: nn.Module, data: tuple[torch.Tensor, ...], rate: float = 0.02
+) -> float:
+    """Train a part of a model by plain SGD, and return how many others it then knows."""
+    x, y, other, labels = data
+    optimizer = torch.optim.SGD(trained.parameters(), lr=rate)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(y)).split(8):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = model(other).argmax(1) == labels
+    return float(right.float().mean())
+
+
+def _of_accuracy(wanted: FrontRun) -> dict[str, Any]:
+    ways = ("all of it, first half", *ENDINGS)
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for seed in range(wanted.repeats):
+        torch.manual_seed(seed)
+        front, end = digits_network()
+        whole, data = nn.Sequential(front, end), _digits(seed, new=False)
+        found[ways[0]].append(_learn(whole, whole, data))
+        front.requires_grad_(requires_grad=False)
+        mine = pmt.quantized(front, data[0].split(64))
+        new = _digits(seed, new=True)
+        for way, first in zip(ENDINGS[:2], (front, mine), strict=True):
+            torch.manual_seed(seed)
+            own = copy.deepcopy(end)  # in evaluation mode: batch norms keep their statistics
+            found[way].append(_learn(nn.Sequential(first, own), own, new))
+        torch.manual_seed(seed)
+        own = copy.deepcopy(end)
+        found[ENDINGS[2]].append(_learn(nn.Sequential(front, own), own[-1], new))
+    return {"accuracy": found, "mean": {way: statistics.mean(each) for way, each in found.items()}}
+
+
+STUDY: Final = Study(
+    name="int8",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure,
+    preloaded=(*PRELOADED, "torch"),
+)

@@ -1,0 +1,255 @@
+"""Calls of kernels of quantized layers on random numbers, and steps that are made of them.
+
+They stand for layers of int8 networks where tests and measurements need no network.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from poetmodel.export.kernels import parameter_names
+from poetmodel.export.step import (
+    Buffer,
+    Call,
+    ConvolutionSizes,
+    DataType,
+    LoweredStep,
+    NamedTensor,
+    Ref,
+)
+from poetmodel.graph import Graph, Node, Phase, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.export.step import Argument
+
+INT8: Final = (-128, 127)
+"""The limits of int8."""
+WAYS: Final = ("spread", "ties", "huge")
+"""How results are: over all of int8 and somewhat beyond; many between two; most past all floats."""
+MOBILENET_BLOCKS: Final = (
+    *((1, 8, 1, 1), (6, 8, 2, 2), (6, 16, 3, 2), (6, 24, 4, 2)),
+    *((6, 32, 3, 1), (6, 56, 3, 2), (6, 112, 1, 1)),
+)
+"""Of MobileNetV2 with 0.35 of its channels: expansion, channels, how many blocks, first stride."""
+
+
+def square(
+    channels: int, results: int, size: int, window: int = 1, stride: int = 1, groups: int = 1
+) -> ConvolutionSizes:
+    """Return the sizes of a layer of square images, padded so that windows reach each element."""
+    out, pad = -(-size // stride), window // 2
+    windows = (window, window, stride, stride, pad, pad, 1, 1)
+    return ConvolutionSizes(channels, size, size, results, out, out, *windows, groups)
+
+
+def mobilenet_front(size: int = 96) -> Iterator[tuple[str, ConvolutionSizes]]:
+    """Yield kernels and sizes of MobileNetV2-0.35 up to its last block."""
+    yield "pm_q8_conv2d", square(3, 16, size, 3, 2)
+    size, channels = size // 2, 16
+    blocks = [(wide, out, stride if not k else 1)
+              for wide, out, count, stride in MOBILENET_BLOCKS for k in range(count)]  # fmt: skip
+    for wide, results, stride in blocks[:-1]:
+        inside = wide * channels
+        if wide > 1:
+            yield "pm_q8_pointwise", square(channels, inside, size)
+        yield "pm_q8_depthwise", square(inside, inside, size, 3, stride, inside)
+        size = -(-size // stride)
+        yield "pm_q8_pointwise", square(inside, results, size)
+        channels = results
+
+
+class Layers:
+    """Calls of kernels on constants, whose results become real numbers that a step hands out."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.buffers: dict[str, Buffer] = {}
+        self.values: dict[str, np.ndarray] = {}
+        self.calls: list[Call] = []
+
+    def given(self, call: Call) -> dict[str, Any]:
+        """Return what a call takes by the names of its kernel, constants as arrays."""
+        taken = (self.values.get(a.buffer, a) if isinstance(a, Ref) else a for a in call.arguments)
+        return dict(zip(parameter_names(call.kernel), taken, strict=True))
+
+    # -- constants ---------------------------------------------------------------------------------
+
+    def _constant(self, kind: DataType, values: np.ndarray) -> Ref:
+        name = f"constant_{len(self.values)}"
+        self.values[name] = values.ravel()
+        self.buffers[name] = Buffer(elements=values.size, type=kind)
+        return Ref(name)
+
+    def _bytes(self, *shape: int) -> Ref:
+        low = -128 if self.random.random() < 0.5 else -127
+        return self._constant(DataType.INT8, self.random.integers(low, 128, shape, np.int8))
+
+    def _real(self, values: np.ndarray) -> Ref:
+        return self._constant(DataType.REAL, values.astype(np.float32))
+
+    def _zero(self) -> int:
+        return (*INT8, 0, int(self.random.integers(-127, 127)))[self.random.integers(4)]
+
+    def _limits(self, zero: int) -> tuple[int, int]:
+        low, high = sorted(map(int, self.random.integers(-128, 128, 2)))
+        return (INT8, (zero, 127), (low, high))[self.random.integers(3)]
+
+    def _numbers(self, way: str, spread: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return scales and biases of results whose sums spread so far, and the inverse."""
+        inverse = np.float32(self.random.uniform(0.1, 40))
+        scales = self.random.uniform(0.3, 2, count) * 60 / (spread * inverse)
+        biases = self.random.normal(0, 20, count) / inverse
+        if way == "ties":
+            inverse = np.float32(0.5)
+            scales = np.exp2(-np.round(np.log2(spread / 64)) - self.random.integers(0, 2, count))
+            biases = self.random.integers(-9, 9, count).astype(np.float64)
+        elif way == "huge":
+            inverse, scales = np.float32(1e20), scales * 10.0 ** self.random.integers(0, 36, count)
+        return scales, biases, float(inverse)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def call(self, kernel: str, elements: int, *arguments: Argument) -> Call:
+        """Add a call, of so many results."""
+        kind = DataType.REAL if kernel == "pm_q8_dequantize" else DataType.INT8
+        name = f"result_{len(self.calls)}"
+        self.buffers[name] = Buffer(elements=elements, type=kind)
+        self.calls.append(Call(kernel, (Ref(name), *arguments)))
+        return self.calls[-1]
+
+    def layer(
+        self,
+        kernel: str,
+        sizes: ConvolutionSizes,
+        batch: int = 1,
+        way: str = WAYS[0],
+        limits: tuple[int, int] | None = None,
+    ) -> Call:
+        """Add a convolution by one of the three kernels."""
+        terms, zero_x, zero = sizes.group_channels * sizes.window, self._zero(), self._zero()
+        filters = self._bytes(sizes.results, terms)
+        summed = self.values[filters.buffer].reshape(sizes.results, -1).sum(1, dtype=np.int32)
+        if kernel == "pm_q8_depthwise":
+            w = self.values[filters.buffer].reshape(sizes.results, terms)
+            self.values[filters.buffer] = w.T.ravel()
+        scales, biases, inverse = self._numbers(way, 6000 * math.sqrt(terms), sizes.results)
+        constants = (
+            self._bytes(batch, sizes.plane, sizes.channels),
+            filters,
+            self._constant(DataType.INT32, -zero_x * summed),
+            self._real(scales),
+            self._real(biases),
+        )
+        last = (inverse, zero, *(limits or self._limits(zero)))
+        results = batch * sizes.results * sizes.out_plane
+        if kernel == "pm_q8_pointwise":
+            shape: tuple[Argument, ...] = (batch * sizes.plane, sizes.channels, sizes.results)
+        else:
+            shape = (tuple(sizes), batch, zero_x)
+        return self.call(kernel, results, *constants, *shape, *last)
+
+    def add(self, n: int, way: str = WAYS[0], limits: tuple[int, int] | None = None) -> Call:
+        """Add a sum of two tensors."""
+        (a_scale, b_scale), _, inverse = self._numbers(way, 100, 2)
+        zeros = [self._zero() for _ in range(3)]
+        scaled = (float(np.float32(a_scale)), zeros[0], float(np.float32(b_scale)), zeros[1])
+        last = (inverse, zeros[2], *(limits or self._limits(zeros[2])))
+        return self.call("pm_q8_add", n, self._bytes(n), self._bytes(n), n, *scaled, *last)
+
+    def pool(
+        self,
+        kernel: str,
+        sizes: ConvolutionSizes,
+        batch: int = 1,
+        way: str = WAYS[0],
+        limits: tuple[int, int] | None = None,
+    ) -> Call:
+        """Add the largest elements or the means of windows."""
+        lists = []
+        for size, places, window, stride, pad, dilation in sizes.directions:
+            ends = []
+            for first in range(-pad, places * stride - pad, stride):
+                taps = [t for t in range(first, first + window * dilation, dilation)
+                        if 0 <= t < size]  # fmt: skip
+                ends += [taps[0], taps[-1] + 1] if taps else [0, 0]
+            lists.append(tuple(ends))
+        shape = (batch, sizes.channels, sizes[4], sizes[5], sizes.height, sizes.width)
+        last: tuple[Argument, ...] = (sizes.dilation_down, sizes.dilation_across)
+        if kernel == "pm_q8_average":
+            (scale,), _, inverse = self._numbers(way, 70 * math.sqrt(sizes.window), 1)
+            zero = self._zero()
+            of_result = (float(np.float32(scale)), inverse, zero)
+            last = (self._zero(), *of_result, *(limits or self._limits(zero)))
+        x = self._bytes(batch, sizes.plane, sizes.channels)
+        return self.call(kernel, batch * sizes.channels * sizes.out_plane, x, *lists, *shape, *last)
+
+    def quantize(self, batch: int, channels: int, plane: int, way: str = WAYS[0]) -> Call:
+        """Add a conversion from real numbers; where these are huge, infinite and no numbers too."""
+        (scale,), _, inverse = self._numbers(way, 1, 1)
+        count = batch * channels * plane
+        values = self.random.normal(0, 1, count) * scale
+        if way == "ties":
+            values = self.random.integers(-400, 400, count)
+        elif way == "huge":
+            values[::5], values[1::5], values[2::5] = np.inf, -np.inf, np.nan
+        numbers = (batch, channels, plane, inverse, self._zero())
+        return self.call("pm_q8_quantize", count, self._real(values), *numbers)
+
+    def dequantize(self, batch: int, channels: int, plane: int) -> Call:
+        """Add a conversion to real numbers."""
+        count = batch * channels * plane
+        numbers = (batch, channels, plane, float(np.float32(self.random.uniform())), self._zero())
+        return self.call("pm_q8_dequantize", count, self._bytes(count), *numbers)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def step(self, *, handed: bool = True) -> LoweredStep:
+        """Return a step that computes all, and hands out every result as real numbers, or one.
+
+        It has an input that nothing reads, and one of its constants as a state tensor.
+        """
+        nodes: list[Node] = []
+        calls: list[Sequence[Call]] = []
+        buffers = {"x": Buffer(elements=1, type=DataType.REAL), **self.buffers}
+        out: list[NamedTensor] = []
+        for k, call in enumerate(self.calls):
+            (made, *_) = call.arguments
+            if not isinstance(made, Ref):
+                raise TypeError(made)
+            buffer, found = buffers[made.buffer], made.buffer
+            forward: dict[str, Any] = {"op": call.kernel, "phase": Phase.FORWARD}
+            tensor = Tensor(name=found, bytes=buffer.bytes)
+            nodes.append(Node(name=f"layer_{k}", outputs=(tensor,), **forward))
+            calls.append((call,))
+            if not handed and k + 1 < len(self.calls):
+                continue
+            if buffer.type is DataType.INT8:
+                found = f"real_{k}"
+                buffers[found] = Buffer(elements=buffer.elements, type=DataType.REAL)
+                tensor = Tensor(name=found, bytes=buffers[found].bytes)
+                inputs = (made.buffer,)
+                nodes.append(Node(name=f"as_{found}", inputs=inputs, outputs=(tensor,), **forward))
+                numbers = (1, buffer.elements, 1, 1.0, 0)
+                calls.append((Call("pm_q8_dequantize", (Ref(found), made, *numbers)),))
+            pieces = (Ref(found),)
+            shape = (buffer.elements,)
+            out.append(NamedTensor(name=found, shape=shape, type=DataType.REAL, pieces=pieces))
+        first, values = next(iter(self.values.items()))
+        kind = self.buffers[first].type
+        kept = NamedTensor(name="kept", shape=values.shape, type=kind, pieces=(Ref(first),))
+        step = LoweredStep(
+            graph=Graph(name="quantized", nodes=tuple(nodes)),
+            calls=tuple(map(tuple, calls)),
+            buffers=buffers,
+            inputs=(NamedTensor(name="x", shape=(1,), type=DataType.REAL, pieces=(Ref("x"),)),),
+            states=(kept,),
+            gradients=tuple(out),
+            loss=out[0].pieces[0],
+            values=self.values,
+        )
+        return step.with_nodes(nodes, step.calls)

@@ -1,0 +1,201 @@
+"""``quantized``: a float front and some batches, or what PT2E made of it, become an int8 front."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from poetmodel.errors import InputError, shown
+from poetmodel.torch.errors import explained, require_package
+from poetmodel.torch.int8.reading import front_of, is_converted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import fx
+
+    from poetmodel.torch.int8.front import QuantizedFront
+
+aten: Final = torch.ops.aten
+_WEIGHTED: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
+"""Operators with a weight."""
+_ACTIVATIONS: Final = (
+    aten.relu.default,
+    aten.relu_.default,
+    aten.relu6.default,
+    aten.hardtanh.default,
+    aten.hardtanh_.default,
+    aten.clamp.default,
+)
+"""What may follow such an operator, or a sum, in one kernel."""
+_SUMS: Final = (aten.add.Tensor, aten.add_.Tensor)
+_MEANS: Final = (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim)
+_MOVED: Final = (
+    aten.max_pool2d.default,
+    aten.flatten.using_ints,
+    aten.view.default,
+    aten.reshape.default,
+    aten.dropout.default,
+)
+"""Operators whose results are some of the numbers that they are given."""
+
+
+def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> QuantizedFront:
+    """Return a frozen part of a model in int8.
+
+    Weights are quantized symmetrically for each output channel, activations for each tensor by
+    what they are on some batches. A batch norm behind a convolution becomes a part of it.
+
+    Parameters
+    ----------
+    front : torch.nn.Module
+        From the input of the model on: convolutions and linear layers with ReLU or ReLU6, sums,
+        pools and means. Or a module that PT2E has converted, whatever its quantizer was. It stays
+        as it is.
+    batches : iterable of Tensor or tuple, optional
+        Some batches of what `front` is given; of a tuple, such as a data loader yields, its first
+        element. Not for a converted module.
+
+    Returns
+    -------
+    QuantizedFront
+        A module without parameters, for the beginning of a model: ``nn.Sequential(front, head)``.
+
+    Raises
+    ------
+    MissingExtraError
+        If the package torchao is not installed, and `front` is not converted.
+    CaptureError
+        If `front` cannot be exported by ``torch.export``.
+    InputError
+        If an operator has no kernel in int8, or there is no batch: says which, and its module.
+
+    Notes
+    -----
+    The result is exact against its own definition, the same on each device, and near what the
+    float front returns: hold its accuracy against that of the float model before you use it.
+    """
+    if is_converted(front):
+        if batches is not None:
+            raise InputError("batches: the module is quantized already; leave them out")
+        return front_of(front)
+    given = (_first(batch) for batch in batches or ())
+    first = next(given, None)
+    if first is None:
+        raise InputError("batches: expected at least one, by which activations are quantized")
+    require_package("torchao", "quantizing a front", extra="quantize")
+    own = copy.deepcopy(front).eval()
+    with _quiet(), explained(type(front).__name__), torch.no_grad():
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        # Two samples: what is one in an example counts as one forever.
+        example = torch.cat((first[:1], first[:1]))
+        sizes = ({0: torch.export.Dim.AUTO},)
+        exported = torch.export.export(own, (example,), dynamic_shapes=sizes)
+        prepared = prepare_pt2e(exported.module(), _quantizer())
+        prepared(first)
+        for batch in given:
+            prepared(batch)
+        return front_of(convert_pt2e(prepared))
+
+
+def _first(batch: Any) -> torch.Tensor:
+    """Return what the front is given of a batch."""
+    if isinstance(batch, tuple | list) and batch:
+        batch = batch[0]
+    if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
+        raise InputError(f"batches: expected tensors of float32, got {shown(batch)}")
+    return batch
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of what torchao says of itself while it is imported and run."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _quantizer() -> Any:
+    """Return the quantizer of fronts: what it says of a graph, PT2E does."""
+    from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
+    from torchao.quantization.pt2e.quantizer import (
+        QuantizationAnnotation,
+        QuantizationSpec,
+        Quantizer,
+        SharedQuantizationSpec,
+    )
+
+    values = QuantizationSpec(
+        dtype=torch.int8,
+        observer_or_fake_quant_ctr=HistogramObserver.with_args(),
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_tensor_affine,
+    )
+    weights = QuantizationSpec(
+        dtype=torch.int8,
+        observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(),
+        quant_min=-127,
+        quant_max=127,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=0,
+    )
+
+    def annotate(node: fx.Node, inputs: dict[Any, Any], output: Any) -> None:
+        node.meta["quantization_annotation"] = QuantizationAnnotation(
+            input_qspec_map=inputs, output_qspec=output, _annotated=True
+        )
+
+    class FrontQuantizer(Quantizer):  # type: ignore[misc, unused-ignore]
+        def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+            for node in model.graph.nodes:
+                _annotate(node, values, weights, annotate, SharedQuantizationSpec)
+            return model
+
+        def validate(self, model: fx.GraphModule) -> None:
+            """Take any model: what is not quantized is refused when the front is read."""
+
+    return FrontQuantizer()
+
+
+def _annotate(
+    node: fx.Node,
+    values: Any,
+    weights: Any,
+    annotate: Callable[[fx.Node, dict[Any, Any], Any], None],
+    shared: Callable[[Any], Any],
+) -> None:
+    """Say how the operands and the result of an operation are quantized."""
+    operands = node.all_input_nodes
+    result = None if _goes_on(node) else values
+    if node.target in _WEIGHTED:
+        x, weight = node.args[:2]
+        annotate(node, {x: values, weight: weights}, result)
+    elif node.target in _SUMS:
+        annotate(node, dict.fromkeys(operands, values), result)
+    elif node.target in _MEANS:
+        annotate(node, {operands[0]: values}, values)
+    elif node.target in _ACTIVATIONS:
+        # Behind an operator it is part of that, whose result it quantizes.
+        alone = not _goes_on(operands[0])
+        annotate(node, {operands[0]: values} if alone else {}, values)
+    elif node.target in _MOVED:
+        annotate(node, {operands[0]: values}, shared((operands[0], node)))
+
+
+def _goes_on(node: fx.Node) -> bool:
+    """Whether an activation, and nothing else, reads what an operator makes."""
+    of_kernel = node.target in (*_WEIGHTED, *_SUMS)
+    return of_kernel and len(node.users) == 1 and next(iter(node.users)).target in _ACTIVATIONS

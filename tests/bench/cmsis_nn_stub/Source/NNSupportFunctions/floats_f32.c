@@ -1,0 +1,1 @@
+#error "what is for floats is not compiled"

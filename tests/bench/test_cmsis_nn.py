@@ -1,0 +1,100 @@
+"""CMSIS-NN beside the kernels of int8 layers, with a stub in its place."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import run_study
+from kit.programs import needs
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target, ToolchainError
+
+pytest.importorskip("torch")
+
+from mcu import cmsis_nn
+from mcu.quantized import square
+
+pytestmark = pytest.mark.torch
+
+STUB = Path(__file__).with_name("cmsis_nn_stub")
+SOME = (
+    ("of the front", "pm_q8_conv2d", square(3, 6, 9, 3, 2)),
+    ("of the front", "pm_q8_depthwise", square(10, 10, 7, 3, 1, 10)),
+    ("alone", "pm_q8_pointwise", square(20, 6, 5)),
+    ("of the front", "pm_q8_pointwise", square(7, 9, 5)),
+    ("of the front", "pm_q8_pointwise", square(9, 3, 2)),
+)
+REFUSED = ("of the front", "pm_q8_conv2d", square(1, 6, 9, 3))
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """Return a clone that has the stub."""
+    folder = shutil.copytree(STUB, tmp_path / "clone")
+    for words in (
+        ("init", "-q"),
+        ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"),
+    ):
+        subprocess.run(["git", "-C", folder, *words], check=True)
+    return folder
+
+
+def test_what_is_no_clone_is_refused_in_a_sentence(tmp_path, told):
+    """The sentence says what is needed and where it is from."""
+    with pytest.raises(InputError) as raised:
+        list(cmsis_nn.runs(source=str(tmp_path)))
+    told(str(raised.value).replace(str(tmp_path), "FOLDER"))
+
+
+@pytest.mark.parametrize("factor", [0.7, 0.5, 1 - 2**-40, 3.0, 2.0**-20, 0.1e-3])
+def test_scales_are_31_bits_and_a_power_of_two(factor):
+    """As large as 31 bits can be, and as near."""
+    multiplier, shift = cmsis_nn.in_31_bits(factor)
+    assert 2**30 <= multiplier < 2**31
+    assert multiplier * 2.0 ** (shift - 31) == pytest.approx(factor, rel=2**-31)
+
+
+def test_both_compute_the_same(tmp_path):
+    """Every number reaches the library. Instructions are of the layers that they are said to be."""
+    needs(Target.M4)
+    found = cmsis_nn.program(STUB, tmp_path, SOME)
+    figures = cmsis_nn.checked(found)
+    assert figures["elements"] == 6 * 25 + 10 * 49 + 6 * 25 + 9 * 25 + 3 * 4
+    assert figures["scratch_bytes"] == 64
+    rows = cmsis_nn.rows(found, SOME)
+    assert [(row["of"], row["kernel"], row["layers"]) for row in rows] == [
+        ("of the front", "pm_q8_conv2d", 1),
+        ("of the front", "pm_q8_depthwise", 1),
+        ("alone", "pm_q8_pointwise", 1),
+        ("of the front", "pm_q8_pointwise", 2),
+    ]
+    assert [row["macs"] for row in rows] == [27 * 150, 9 * 490, 20 * 150, 7 * 225 + 9 * 12]
+    assert all(0 < row["ours"] < row["theirs"] for row in rows)
+    with pytest.raises(ToolchainError, match="other results"):
+        cmsis_nn.checked(replace(found, figures={**found.figures, "most": 2}))
+
+
+def test_a_layer_that_the_library_refuses_is_named(tmp_path):
+    """Nothing is said of the others then."""
+    needs(Target.M4)
+    with pytest.raises(ToolchainError, match="CMSIS-NN refuses layer 1"):
+        cmsis_nn.program(STUB, tmp_path, (*SOME[:1], REFUSED, *SOME[1:]))
+
+
+@pytest.mark.slow
+def test_a_record_has_both(clone, tmp_path, monkeypatch):
+    """With the commit of the clone."""
+    needs(Target.M4)
+    monkeypatch.setattr(cmsis_nn, "LAYERS", SOME)
+    out = tmp_path / "x-cmsis-nn.jsonl"
+    settings = ["--set", f"source={clone}", "--out", str(out)]
+    assert run_study(cmsis_nn.STUDY, settings) == 0
+    found = json.loads(out.read_text())
+    assert [set(row) for row in found["rows"]] == 4 * [
+        {"of", "kernel", "layers", "macs", "theirs", "ours"}
+    ]
+    assert found["source"] == cmsis_nn.commit_of(clone)

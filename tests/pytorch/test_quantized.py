@@ -1,0 +1,364 @@
+"""Quantized fronts: what PT2E and ONNX files state, byte by byte; what is refused, and said."""
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+from torch import fx, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import poetmodel.torch as pmt  # noqa: E402
+from kit.kernel_calls import executed  # noqa: E402
+from kit.quantized_networks import (  # noqa: E402
+    Inverted,
+    converted,
+    float_front,
+    images,
+    write_onnx,
+)
+from mcu.fronts import steps_apart  # noqa: E402
+from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
+from poetmodel.export.step import DataType  # noqa: E402
+from poetmodel.torch.errors import CaptureError  # noqa: E402
+from poetmodel.torch.int8.reading import with_fronts  # noqa: E402
+from poetmodel.torch.lowering.inference import with_inference  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+pytestmark = pytest.mark.torch
+KINDS = {
+    "int8": {},
+    "uint8": {"dtype": torch.uint8},
+    "weights of one scale": {"per_channel": False},
+}
+LABELS = torch.tensor([0, 2])
+
+
+def training(*, wrapped=False):
+    """Return a converted front with a head, the loss, and inputs."""
+    front = converted(float_front(), images(8))
+    first = pmt.quantized(front) if wrapped else front
+    return nn.Sequential(first, nn.Linear(10, 3)), functional.cross_entropy, (images(), LABELS)
+
+
+def sgd(net, **options):
+    """Return SGD of all parameters of a network, those of its front among them."""
+    return torch.optim.SGD(net.parameters(), lr=0.1, **options)
+
+
+# -- what they compute -------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_layer_is_that_of_pytorch_within_one_step(kind):
+    """Given PyTorch's operands, a layer has its values but for one last bit, and seldom that."""
+    module = converted(_without_flatten(), images(8), **KINDS[kind])
+    front = pmt.quantized(module)
+    apart = torch.cat(
+        [x.flatten() for x in steps_apart(front, module, images(16, seed=5)).values()]
+    )
+    assert apart.numel() > 50_000
+    assert int(apart.max()) <= 1
+    assert float((apart > 0).float().mean()) < 1e-4
+
+
+def _without_flatten():
+    """Return a front whose values all have one order in PyTorch."""
+    front = float_front()
+    return nn.Sequential(*list(front)[:8], nn.Conv2d(16, 12, 1), nn.AdaptiveAvgPool2d(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_front_is_near_its_float_self(kind):
+    """What it returns is that of the float network, but for a few parts in a hundred."""
+    net = float_front()
+    front = pmt.quantized(converted(net, images(8), **KINDS[kind]))
+    with torch.no_grad():
+        mine, its = front(images()), net(images())
+    assert mine.dtype is torch.float32
+    assert float((mine - its).abs().max()) < 0.05 * float(its.abs().max())
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_an_onnx_file_has_the_front_of_the_module(head, tmp_path):
+    """QDQ around the nodes of a front says the same; what is behind it is float, and trains."""
+    pytest.importorskip("onnx")
+    module = converted(float_front(), images(8), dtype=torch.uint8)
+    last = nn.Linear(10, 3) if head else nn.Identity()
+    write_onnx(module, tmp_path / "front.onnx", head=last if head else None)
+    net = pmt.from_onnx(tmp_path / "front.onnx")
+    with torch.no_grad():
+        assert torch.equal(net(images()), last(pmt.quantized(module)(images())))
+    names = ["head.weight", "head.bias"] if head else []
+    assert [name for name, _ in net.named_parameters()] == names
+
+
+def test_exported_c_has_the_bytes_of_the_definition():
+    """Each int8 tensor of a lowered step, in C, is the layer's, as are loss and inference."""
+    net, loss_fn, inputs = training(wrapped=True)
+    found = {}
+    for name, layer in net[0].quantized_layers():
+        keep = _keeper(found, f"0.{name}/q8_{layer.operator}")
+        layer.register_forward_hook(keep)
+    with torch.no_grad():
+        logits = net(inputs[0])
+    found = dict(found)
+    step = with_inference(lower(net, loss_fn, inputs), net, loss_fn, inputs)
+    memory = executed(step, *inputs)
+    kinds = {name for name, buffer in step.buffers.items() if buffer.type is DataType.INT8}
+    made = kinds & found.keys()
+    assert len(made) == len(found) - 1  # all but what dequantizes
+    for name in made:
+        assert np.array_equal(memory[name], found[name].numpy().ravel()), name
+    loss = float(loss_fn(logits.double(), inputs[1]))
+    assert float(memory[step.loss.buffer][0]) == pytest.approx(loss, rel=1e-6)
+    assert {"q8_conv2d", "q8_maximum"} <= {node.op for node in step.inference.graph.nodes}
+
+
+def _keeper(found, name):
+    def keep(*arguments):
+        found[name] = arguments[-1]
+
+    return keep
+
+
+# -- where they stand --------------------------------------------------------------------------
+def test_a_converted_module_needs_nothing_of_its_user():
+    """Its modes and parameters stay as they are, and an optimizer may have these."""
+    net, loss_fn, inputs = training()
+    optimizer = sgd(net, momentum=0.9)
+    step = lower(net, loss_fn, inputs, optimizer=optimizer)
+    assert isinstance(net[0], fx.GraphModule)
+    assert [value.name for value in step.states if value.name.endswith("momentum_buffer")] == [
+        "1.weight.momentum_buffer",
+        "1.bias.momentum_buffer",
+    ]
+    traced = pmt.trace(net, loss_fn, inputs, optimizer=optimizer)
+    assert "q8_depthwise" in {node.op for node in traced.graph.nodes}
+
+
+def test_a_model_with_fronts_shares_all_else():
+    """What stands for a model in a capture has its parameters, buffers and other modules."""
+    net = nn.Module()
+    net.body = nn.ModuleDict({"front": converted(float_front(), images(8)), "norm": nn.Identity()})
+    net.head = nn.BatchNorm1d(10)
+    net.register_buffer("count", torch.zeros(1))
+    other = with_fronts(net)
+    assert other.head is net.head
+    assert other.body["norm"] is net.body["norm"]
+    assert other.count is net.count
+    assert isinstance(other.body["front"], pmt.QuantizedFront)
+    assert isinstance(net.body["front"], fx.GraphModule)
+    assert with_fronts(net.head) is net.head
+
+
+def test_limits_of_the_input_are_kept():
+    """A quantizer that takes a part of the bytes of the input has it so, as for x86."""
+    module = converted(nn.Sequential(nn.AvgPool2d(1)), images(8), dtype=torch.uint8)
+    first, back = (next(n for n in module.graph.nodes if n.name.startswith(name))
+                   for name in ("quantize_per_tensor", "dequantize_per_tensor"))  # fmt: skip
+    for node in (first, back):
+        node.args = (*node.args[:4], 127, *node.args[5:])
+    module.recompile()
+    with torch.no_grad():
+        assert torch.equal(pmt.quantized(module)(images()), module(images()))
+
+
+def test_a_front_has_no_modes_and_no_parameters():
+    """``train()`` and ``eval()`` change nothing; it is copied and saved like any module."""
+    front = pmt.quantized(converted(float_front(), images(8)))
+    assert not list(front.parameters())
+    expected = front.train()(images())
+    assert torch.equal(front.eval()(images()), expected)
+    assert torch.equal(copy.deepcopy(front)(images()), expected)
+    file = io.BytesIO()
+    torch.save(front, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(images()), expected)
+    other = pmt.quantized(converted(float_front(), images(8)))
+    assert not torch.equal(other(images()), expected)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_compiled_step_has_the_numbers_of_eager(wrapped):
+    """``pmt.compile`` runs int8 layers in the order of a plan, computed again where that pays."""
+    net, loss_fn, inputs = training(wrapped=wrapped)
+    twin = nn.Sequential(with_fronts(net)[0], copy.deepcopy(net[1]))
+    step = pmt.compile(net, loss_fn, inputs, ram="100%", device="rpi4b", optimizer=sgd(net))
+    with step:
+        loss = float(step(*inputs))
+    expected = loss_fn(twin(inputs[0]), inputs[1])
+    expected.backward()
+    assert loss == expected.item()
+    assert torch.equal(net[1].weight, twin[1].weight - 0.1 * twin[1].weight.grad)
+
+
+def test_results_say_what_they_are_exact_against(told):
+    """A graph with int8 layers has the label, and one without it none."""
+    net, loss_fn, inputs = training()
+    step = lower(net, loss_fn, inputs, optimizer=sgd(net))
+    told(step.graph.exactness)
+    assert lower(nn.Linear(2, 1), functional.mse_loss, (torch.ones(1, 2), torch.ones(1, 1))
+    ).graph.exactness == ""  # fmt: skip
+
+
+def test_choose_trains_none_of_a_front(told):
+    """Layers of the front have no score, and a score for one is refused."""
+    net, loss_fn, inputs = training()
+    options = {"device": "nrf52840", "ram": "100%", "paging": False}
+    choice = pmt.choose(net, loss_fn, inputs, scores="gradient-norm", **options)
+    assert choice.layers == ("1",)
+    assert "q8_conv2d" in {node.op for node in choice.step.graph.nodes}
+    with told.raises(InputError):
+        pmt.choose(net, loss_fn, inputs, scores={"0.2.expand": 1.0, "1": 1.0}, **options)
+
+
+# -- what is refused ---------------------------------------------------------------------------
+class _Attention(nn.Module):
+    """Multiplies channels by what it makes of their means."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_means = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return x * self.of_means(x).sigmoid()
+
+
+REFUSED = {
+    "zero points of weights": (nn.Conv2d(3, 4, 3), {"zero": 3}),
+    "int16": (nn.Conv2d(3, 4, 3), {"dtype": torch.int16}),
+    "weights of int16": (nn.Conv2d(3, 4, 3), {"weights": torch.int16}),
+    "hard swish": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Hardswish()), {}),
+    "products": (nn.Sequential(nn.Conv2d(3, 3, 1), _Attention()), {}),
+    "transposed": (nn.ConvTranspose2d(3, 4, 3), {}),
+    "batch norm": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), {}),
+    "other means": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2)), {}),
+    "ceil": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, ceil_mode=True)), {}),
+    "divisor": (nn.Sequential(nn.AvgPool2d(2, padding=1, count_include_pad=False)), {}),
+    "sums of more than 32 bits": (nn.Sequential(nn.Flatten(), nn.Linear(663, 2)), {}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_has_no_kernel_is_refused(what, told):
+    """A sentence names the operator, its module, and what to do."""
+    front, options = REFUSED[what]
+    module = converted(nn.Sequential(front), images(4), **options)
+    if what.startswith("sums"):
+        weight = next(b for name, b in module.named_buffers() if name.startswith("frozen_linear"))
+        weight.resize_(2, 663 * 200).fill_(127)
+    net = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(2))
+    with told.raises(InputError, what):
+        with_fronts(net)
+
+
+def test_a_front_behind_trained_layers_is_refused(told):
+    """No gradient goes through what is quantized, in eager PyTorch too."""
+    front = converted(float_front(), images(8))
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), front, nn.Linear(10, 3))
+    with told.raises(CaptureError, "captured"):
+        lower(net, functional.cross_entropy, (images(), LABELS))
+    with told.raises(CaptureError, "eager"):
+        pmt.quantized(front)(images().requires_grad_())
+    for parameter in net[0].parameters():
+        parameter.requires_grad_(False)
+    step = lower(net, functional.cross_entropy, (images(), LABELS))
+    assert "q8_quantize" in {node.op for node in step.graph.nodes}
+
+
+def test_onnx_files_that_are_no_front_are_refused(tmp_path, told):
+    """A file whose quantized part has two ends, or open dimensions, says so."""
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "front.onnx"
+    write_onnx(converted(float_front(), images(8)), path)
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
+    onnx.save(model, path)
+    with told.raises(InputError, "open"):
+        pmt.from_onnx(path)
+    write_onnx(converted(float_front(), images(8)), path)
+    model = onnx.load(path)
+    inner = next(node for node in model.graph.node if node.op_type == "MaxPool").output[0]
+    model.graph.output.append(onnx.helper.make_tensor_value_info(inner, 1, None))
+    onnx.save(model, path)
+    with told.raises(InputError, "read behind"):
+        pmt.from_onnx(path)
+
+
+def test_quantized_says_what_it_needs(told, monkeypatch):
+    """Batches for a float front, none for a converted one, and torchao."""
+    with told.raises(InputError, "none"):
+        pmt.quantized(float_front())
+    with told.raises(InputError, "labels"):
+        pmt.quantized(float_front(), [LABELS])
+    with told.raises(InputError, "converted"):
+        pmt.quantized(converted(float_front(), images(8)), [images()])
+    monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
+    with told.raises(MissingExtraError, "torchao"):
+        pmt.quantized(float_front(), [images()])
+
+
+# -- by torchao --------------------------------------------------------------------------------
+def with_norms():
+    """Return a front with batch norms that have seen a batch."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(), Inverted(8),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10), nn.ReLU(),
+    )  # fmt: skip
+    net(images(16))
+    return net
+
+
+@pytest.mark.large
+def test_quantized_is_one_line_from_a_float_front():
+    """It takes a data loader's batches of any size, and leaves the front as it is."""
+    pytest.importorskip("torchao")
+    net = with_norms()
+    state = copy.deepcopy(net.state_dict())
+    front = pmt.quantized(net, [(images(n, seed=n), LABELS) for n in (4, 4, 3)])
+    assert net.training
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    with torch.no_grad():
+        mine, its = front(images(seed=9)), net.eval()(images(seed=9))
+    assert float((mine - its).abs().max()) < 0.1 * float(its.abs().max())
+
+
+@pytest.mark.large
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torchao's own, of its test quantizer
+@pytest.mark.parametrize("quantizer", ["XNNPACK", "x86"])
+def test_modules_of_other_quantizers_are_read(quantizer):
+    """Converted by a quantizer of torchao, a front has PyTorch's values, but for last bits.
+
+    That for x86 leaves the operands of sums, and a result behind a linear layer, in float.
+    """
+    pytest.importorskip("torchao")
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    net = with_norms().eval()
+    if quantizer == "x86":
+        net = nn.Sequential(*(layer for layer in net[:-2] if not isinstance(layer, Inverted)))
+    exported = torch.export.export(net, (images(8),)).module()
+    with torch.no_grad():
+        prepared = prepare_pt2e(exported, _quantizer(quantizer))
+        prepared(images(8))
+        module = convert_pt2e(prepared)
+        front = pmt.quantized(module)
+        mine, its = front(images(8, seed=7)), module(images(8, seed=7))
+    # Where one bit differs, those behind it may.
+    assert float((mine - its).abs().max()) < 0.05 * float(its.abs().max())
+
+
+def _quantizer(name):
+    if name == "x86":
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        quantizer = x86.X86InductorQuantizer()
+        return quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
+
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
+    return xnnpack.XNNPACKQuantizer().set_global(config)
