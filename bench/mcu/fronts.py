@@ -352,7 +352,7 @@ def _of_accuracy(wanted: FrontRun) -> dict[str, Any]:
 
 
 STUDY: Final = Study(
-    name="int8",
+    name="fronts",
     kind=KIND,
     runs=runs,
     smoke_runs=smoke_runs,
