@@ -2,12 +2,12 @@
 
 An element q of a tensor of int8 stands for (q - zero) * scale, where zero and scale are those of the tensor; weights
 have a scale for each result, and no zero. Tensors lie with their channels last: batch, rows, columns, channels. Sums of
-products are integers, which have no order; they have at most 65,535 terms. Real numbers are computed in single precision, also where pm_real is double,
-and each operation is rounded by itself. A result is
+products are integers, which have no order; they have at most 65,535 terms. Real numbers are computed in single
+precision, also where pm_real is double, and each operation is rounded by itself. A result is
 
     clamp(rint(y) + zero, low, high)
 
-where rint takes the even one of two that are as near, however large y is, and NaN as 0; -128 <= low, high <= 127. Of a
+where rint takes the even one of two that are as near, however large y is, and NaN as 0; -128 <= low <= high <= 127. Of a
 sum of products y = ((float)sum * scale + bias) * inverse: scale is that of the input times that of the weights, inverse
 is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 #ifndef PM_Q8_H
@@ -17,8 +17,16 @@ is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 
 #include "pm_real.h"
 
-/* Cores with instructions for two halves of a word, and for floats. */
-#if defined(__GNUC__) && defined(__arm__) && defined(__ARM_FEATURE_SIMD32) && defined(__ARM_FP) && (__ARM_FP & 4)
+/* Keeps a product that is a term from being fused with the sum on Arm; elsewhere -ffp-contract=off does. */
+#if defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+#define PM_Q8_TERM(product) __asm__("" : "+t"(product))
+#else
+#define PM_Q8_TERM(product) ((void)0)
+#endif
+
+/* Cores with instructions for two halves of a word, and for floats; compilers that have functions for them. */
+#if defined(__ARM_FEATURE_SIMD32) && defined(__ARM_FP) && (__ARM_FP & 4) && \
+    (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #include <arm_acle.h>
 #define PM_Q8_SIMD 1
 #else
@@ -26,9 +34,6 @@ is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 #endif
 
 #if PM_Q8_SIMD
-/* Keeps a product that is a term from being fused with the sum, where flags do not. */
-#define PM_Q8_TERM(product) __asm__("" : "+t"(product))
-
 /* The integer nearest to y, the largest or least of 32 bits of what is past them. */
 static inline int32_t pm_q8_rint(float y)
 {
@@ -67,15 +72,13 @@ static inline int16x2_t pm_q8_odd(uint32_t word)
     __asm__("sxtb16 %0, %1, ror #8" : "=r"(halves) : "r"(word));
     return halves;
 }
+
 /* Two halves of the same number. */
 static inline int16x2_t pm_q8_halves(int32_t number)
 {
     return (int16x2_t)((uint32_t)(uint16_t)number * 0x10001u);
 }
 #else
-#define PM_Q8_TERM(product) ((void)0)
-#define PM_Q8_AFTER(pointer, a, b) ((void)0)
-
 /* The integer nearest to y; of 1024 or more one that is past all limits. */
 static inline int32_t pm_q8_rint(float y)
 {

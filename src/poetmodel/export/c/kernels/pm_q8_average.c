@@ -1,7 +1,7 @@
-/* The mean of each window of a quantized tensor: y = ((float)sum * scale) * inverse, where the sum is that of what is seen
-less zero_x, scale that of x over the elements of a window, and inverse 1 over the scale of the result (see pm_q8.h).
-`rows` and `columns` have begin and end of the window of each row and column of out (`height` x `width`). Windows of one
-element give a tensor another scale, zero or limits. */
+/* The mean of each window of a quantized tensor: y = ((float)sum * scale) * inverse, where the sum is that of what is
+seen less zero_x, scale that of x over the elements of a window, and inverse 1 over the scale of the result (see
+pm_q8.h). `rows` and `columns` have begin and end of the window of each row and column of out (`height` x `width`).
+Windows of one element give a tensor another scale, zero or limits. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

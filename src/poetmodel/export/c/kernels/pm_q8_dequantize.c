@@ -1,5 +1,5 @@
-/* What a quantized tensor stands for: (float)(x - zero) * scale (see pm_q8.h). x has its channels last; out lies as images
-do, batch, channels, elements of a plane. */
+/* What a quantized tensor stands for: (float)(x - zero) * scale (see pm_q8.h). x has its channels last; out lies as
+images do, batch, channels, elements of a plane. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

@@ -88,8 +88,8 @@ static inline void pm_q8_convolve(int8_t *out, const int8_t *x, const int8_t *w,
         if (top < bottom && left < right) {
             const int32_t i = top * shape[PM_STRIDE_H] - shape[PM_PAD_H];
             const int32_t j = left * shape[PM_STRIDE_W] - shape[PM_PAD_W];
-            inside(out + top * layer->out_line + left * layer->results, x + i * in_row + j * shape[PM_IN], w, bottom - top,
-                   right - left, layer);
+            inside(out + top * layer->out_line + left * layer->results, x + i * in_row + j * shape[PM_IN], w,
+                   bottom - top, right - left, layer);
         }
         x += rows.size * in_row;
         out += rows.places * layer->out_line;
