@@ -450,7 +450,7 @@ def cmsis_nn() -> str:
 
 def front_runs(part: str) -> list[Record]:
     """Return the records of a part of the study of int8 fronts, in its order."""
-    return [record for record in records("int8") if record["cell"]["part"] == part]
+    return [record for record in records("fronts") if record["cell"]["part"] == part]
 
 
 def int8_steps() -> str:

@@ -20,7 +20,7 @@ STUDIES: Final = {
     "solvers": "solver_runs:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
-    "int8": "mcu.fronts:STUDY",
+    "fronts": "mcu.fronts:STUDY",
     "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",

@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 NEEDS: Final = {
     "mcu": (Target.HOST, Target.M4),
     "aifes": (Target.M4,),
-    "int8": (Target.M3, Target.M4),
+    "fronts": (Target.M3, Target.M4),
 }
 """Studies that build and run programs, and for which processors."""
 

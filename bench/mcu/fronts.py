@@ -23,6 +23,7 @@ from harness import PRELOADED, RecordedRun, Study, record
 from mcu import networks
 from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
 from poetmodel import torch as pmt
+from poetmodel.bench.measurement import FAILED
 from poetmodel.device.io import load_device
 from poetmodel.export.board import Target, ToolchainError, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
@@ -52,6 +53,8 @@ SIZES: Final = (
 )  # fmt: skip
 """Networks, and height and width of their images."""
 BOARD: Final = "nrf52840"
+EMULATION_S: Final = 600.0
+"""Limit of each run on an emulated core: floats of a Cortex-M3 take long [s]."""
 CALIBRATION: Final = 4
 """Batches by which activations are quantized, and batch norms get their statistics."""
 SEEDS: Final = 5
@@ -90,13 +93,15 @@ class FrontRun(RecordedRun):
         return f"{self.part} | {self.network} | {self.size} | {self.numbers}"
 
 
-def runs() -> Iterator[FrontRun]:
-    """Yield all measurements."""
+def runs(parts: tuple[str, ...] = PARTS) -> Iterator[FrontRun]:
+    """Yield the measurements of some parts."""
+    found = []
     for network, size in SIZES:
         for numbers in NUMBERS:
-            yield FrontRun(part=STEP, network=network, size=size, numbers=numbers)
-        yield FrontRun(part=AGREEMENT, network=network, size=size, repeats=CALIBRATION)
-    yield FrontRun(part=ACCURACY, network="digits", size=8, repeats=SEEDS)
+            found.append(FrontRun(part=STEP, network=network, size=size, numbers=numbers))
+        found.append(FrontRun(part=AGREEMENT, network=network, size=size, repeats=CALIBRATION))
+    found.append(FrontRun(part=ACCURACY, network="digits", size=8, repeats=SEEDS))
+    yield from (run for run in found if run.part in parts)
 
 
 def smoke_runs() -> Iterator[FrontRun]:
@@ -115,7 +120,10 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     begun = time.perf_counter()
     torch.manual_seed(0)
     of_part = {STEP: _of_step, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy}
-    facts = of_part[wanted.part](wanted)
+    try:
+        facts = of_part[wanted.part](wanted)
+    except ToolchainError as error:
+        facts = {"status": FAILED, "reason": str(error)}
     seconds = time.perf_counter() - begun
     return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
 
@@ -123,7 +131,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
 # -- networks --------------------------------------------------------------------------------------
 
 
-def parts(wanted: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Tensor]]:
+def divided(wanted: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Tensor]]:
     """Return the front and the end of a network that has seen some batches, and these."""
     model, _, _ = networks.NETWORKS[wanted.network]()
     batches = [torch.randn(4, 3, wanted.size, wanted.size) for _ in range(CALIBRATION)]
@@ -137,7 +145,7 @@ def parts(wanted: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Te
 
 def training(wanted: FrontRun) -> Training:
     """Return a network with a frozen front, the loss and a batch of one."""
-    front, end, batches = parts(wanted)
+    front, end, batches = divided(wanted)
     first = front if wanted.numbers == "float" else pmt.quantized(front, batches)
     inputs = (batches[0][:1].clone(), torch.tensor([1]))
     return nn.Sequential(first, end), functional.cross_entropy, inputs
@@ -189,7 +197,11 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         deployment = export_step(step, folder, device=_roomy(), ram=ROOMY, **options)
         arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
         raw = b"".join(x.contiguous().numpy().tobytes() for x in arrays)
-        given: dict[str, Any] = {"inputs": raw, "learning_rate": LEARNING_RATE}
+        given: dict[str, Any] = {
+            "inputs": raw,
+            "learning_rate": LEARNING_RATE,
+            "time_limit_s": EMULATION_S,
+        }
         found = {}
         for target in (Target.HOST, Target.M4):
             program = build(folder, target, settings=["DRIVER=file"])
@@ -274,7 +286,7 @@ def converted(front: nn.Module, batches: Sequence[torch.Tensor]) -> fx.GraphModu
 
 
 def _of_agreement(wanted: FrontRun) -> dict[str, Any]:
-    front, _, batches = parts(wanted)
+    front, _, batches = divided(wanted)
     module = converted(front, batches)
     mine = pmt.quantized(module)
     values = differ = most = 0
@@ -352,7 +364,7 @@ def _of_accuracy(wanted: FrontRun) -> dict[str, Any]:
 
 
 STUDY: Final = Study(
-    name="int8",
+    name="fronts",
     kind=KIND,
     runs=runs,
     smoke_runs=smoke_runs,

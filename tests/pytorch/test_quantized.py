@@ -12,6 +12,7 @@ from torch import fx, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.commands import invoke  # noqa: E402
 from kit.kernel_calls import executed  # noqa: E402
 from kit.quantized_networks import (  # noqa: E402
     Inverted,
@@ -22,6 +23,7 @@ from kit.quantized_networks import (  # noqa: E402
 )
 from mcu.fronts import steps_apart  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
+from poetmodel.export.io import save_step  # noqa: E402
 from poetmodel.export.step import DataType  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.int8.reading import with_fronts  # noqa: E402
@@ -194,13 +196,21 @@ def test_a_compiled_step_has_the_numbers_of_eager(wrapped):
     assert torch.equal(net[1].weight, twin[1].weight - 0.1 * twin[1].weight.grad)
 
 
-def test_results_say_what_they_are_exact_against(told):
-    """A graph with int8 layers has the label, and one without it none."""
+def test_results_say_what_they_are_exact_against(tmp_path, told):
+    """A graph with int8 layers has the label, and so have commands and pages on it."""
     net, loss_fn, inputs = training()
     step = lower(net, loss_fn, inputs, optimizer=sgd(net))
     told(step.graph.exactness)
-    assert lower(nn.Linear(2, 1), functional.mse_loss, (torch.ones(1, 2), torch.ones(1, 1))
-    ).graph.exactness == ""  # fmt: skip
+    path, schedule, page = (tmp_path / name for name in ("net.step.json", "a.json", "a.html"))
+    save_step(step, path)
+    given = ("--device", "nrf52840", "--time-limit", "20")
+    assert step.graph.exactness in invoke("limits", str(path), *given).out
+    solved = invoke("solve", str(path), *given, "--ram", "100%", "--out", str(schedule))
+    assert step.graph.exactness in solved.out
+    invoke("report", str(schedule), "--graph", str(path), "--out", str(page))
+    assert step.graph.exactness in page.read_text(encoding="utf-8")
+    plain = (nn.Linear(2, 1), functional.mse_loss, (torch.ones(1, 2), torch.ones(1, 1)))
+    assert lower(*plain).graph.exactness == ""
 
 
 def test_choose_trains_none_of_a_front(told):
