@@ -63,7 +63,6 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
     ),
     (SOLVING, "On {gurobi_fits} feasible instances every model has at most 2,000 columns and rows"),
     (SOLVING, "On the Cortex-A72 every problem is proved to 1 % within {scale_a72}"),
-    (SOLVING, "Of these {built} models, {built_proved} were proved to 1 %"),
     (SOLVING, "Importing the package takes {import}, and `poetmodel --help` {help}."),
     (
         TRAINING,

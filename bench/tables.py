@@ -213,8 +213,6 @@ def _of_solves() -> dict[str, str]:
     found = solves.solves()
     grid = solves.proved(found, "goal").set_index("goal").loc[1]
     able = found[(found.goal == 1) & ~found.infeasible]
-    built = load("constraints")
-    built = built[built.form == "model"]
     cases = load(CASES).set_index("name").seconds
     a72 = found[(found.goal == 4) & (found.device == "paper-a72")]
     return {
@@ -226,8 +224,6 @@ def _of_solves() -> dict[str, str]:
         "grid_median": seconds_text(grid.median_s),
         "gurobi_fits": share_text(int(((able.columns_ <= 2000) & (able.rows_ <= 2000)).sum()),
                                   len(able)),
-        "built_proved": str(int((built.gap <= ONE_PERCENT).sum())),
-        "built": str(len(built)),
     }  # fmt: skip
 
 
