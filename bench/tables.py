@@ -17,7 +17,6 @@ import solve_tables as solves
 import step_tables as steps
 from measured import (
     CASES,
-    ONE_PERCENT,
     figure_records,
     figures,
     load,
