@@ -116,7 +116,7 @@ def test_every_component_is_on_the_page_and_in_the_reference():
 WORDS = {"README.md": 1_400, "CHANGELOG.md": 500}
 """The most words that a page beside ``docs/`` may have, as `wc` counts them."""
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
-ALL_PAGES = 62_500
+ALL_PAGES = 63_000
 """The most words of all pages of ``docs/``, tables and code included."""
 ROWS = 25
 """The most rows of a table; a longer one is a CSV file."""
