@@ -467,8 +467,8 @@ def int8_steps() -> str:
                 format_bytes(record["ram_bytes"]),
                 format_bytes(record["flash_bytes"]),
                 f"{record['instructions'] / 1e6:.1f} M",
-                f"{front['m4'] / 1e6:.1f} M",
-                f"{front['m3'] / 1e6:.0f} M",
+                "-" if front["m4"] is None else f"{front['m4'] / 1e6:.1f} M",
+                "-" if front["m3"] is None else f"{front['m3'] / 1e6:.0f} M",
                 f"{1e3 * record['power_w'] * record['instructions'] / record['clock_hz']:.1f} mJ",
             )
         )
