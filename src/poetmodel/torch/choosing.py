@@ -274,20 +274,19 @@ def _in_tiles(
 
 
 def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:
-    """Return of which steps it is proved that nothing can be trained, and what may fit."""
+    """Return of which step it is proved that nothing can be trained, where tiles may fit."""
     device = problem.costs.device
     if status != Status.INFEASIBLE:
         return ""
     if tile_bytes is not None:
         return f"proved of the step in tiles of {format_bytes(tile_bytes)}"
-    proved = "proved of the step whole"
     if device is None:
-        return proved
+        return ""
     size, found = chosen_tiles(whole, AUTO, device, room_bytes=0, paging=problem.can_page)
     if size is None:
-        return proved
-    least = needed_bytes(found, device, paging=problem.can_page)
-    return f"{proved}; with --tile {size}B no node of it needs more than {format_bytes(least)}"
+        return ""
+    least = format_bytes(needed_bytes(found, device, paging=problem.can_page))
+    return f"proved of the step whole; with --tile {size}B no node of it needs more than {least}"
 
 
 def gradient_norms(
