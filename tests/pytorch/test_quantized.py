@@ -302,8 +302,13 @@ def test_quantized_says_what_it_needs(told, monkeypatch):
     """Batches for a float front, none for a converted one, and torchao."""
     with told.raises(InputError, "none"):
         pmt.quantized(float_front())
-    with told.raises(InputError, "labels"):
-        pmt.quantized(float_front(), [LABELS])
+    for what, batches in {
+        "labels": [LABELS], "one tensor": images(), "not finite": [images() / 0]
+    }.items():  # fmt: skip
+        with told.raises(InputError, what):
+            pmt.quantized(float_front(), batches)
+    with told.raises(InputError, "quantized already"):
+        pmt.quantized(pmt.quantized(converted(float_front(), images(8))), [images()])
     with told.raises(InputError, "converted"):
         pmt.quantized(converted(float_front(), images(8)), [images()])
     monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
@@ -336,6 +341,25 @@ def test_quantized_is_one_line_from_a_float_front():
     with torch.no_grad():
         mine, its = front(images(seed=9)), net.eval()(images(seed=9))
     assert float((mine - its).abs().max()) < 0.1 * float(its.abs().max())
+    with pytest.raises(InputError, match="batch 1 has samples of 3x16x13, the first of 3x17x13"):
+        pmt.quantized(net, [images(), images()[:, :, 1:]])
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("first", [True, False])
+def test_zeros_around_what_is_quantized_are_those_of_the_kernel(first):
+    """An uneven padding of its own, before the first layer or behind another, takes no layer."""
+    pytest.importorskip("torchao")
+    pad, stem = nn.ZeroPad2d((0, 1, 0, 1)), [] if first else [nn.Conv2d(3, 3, 1), nn.ReLU()]
+    net = nn.Sequential(*stem, pad, nn.Conv2d(3, 8, 3, 2), nn.ReLU6())
+    front = pmt.quantized(net, [images(8)])
+    with torch.no_grad():
+        mine, its = front(images(8)), net(images(8))
+    assert float((mine - its).abs().max()) < 0.05 * float(its.abs().max())
+    operators = [layer.operator for _, layer in front.quantized_layers()]
+    assert operators[0] == "quantize"
+    assert operators.count("conv2d") == 1
+    assert len(operators) == len(stem[:1]) + 3
 
 
 @pytest.mark.large

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.torch.int8.front import QuantizedLayer
+
+
+INPUT: Final = "input"
+"""The value of what a front is given, before it is quantized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +73,10 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padded:
-    """A quantized value with zeros around it."""
+    """A value with zeros around it, which are its zero once it is quantized."""
 
-    of: Bytes
+    of: Bytes | str
+    """The value; ``input`` until that is quantized."""
     padding: tuple[int, int, int, int]
 
 

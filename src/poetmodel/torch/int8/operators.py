@@ -66,6 +66,7 @@ def q8_pointwise(
 
     ``acc = start + sum of x * weight``, then ``rint((acc * scale + bias) * inverse) + zero``.
     """
+    _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
     return _requantized(total.to(torch.int32) + start, scale, bias, *ending)
 
@@ -88,6 +89,7 @@ def q8_depthwise(
     ``acc = sum of (x - zero_x) * weight``; what is outside of x counts 0.
     """
     del start  # what a kernel begins with that subtracts no zero
+    _check_channels(x, weight.shape[2])
     of_x = x.to(torch.int32) - zero_x
     sizes = tuple(weight.shape[:2])
     total = torch.zeros((), dtype=torch.int32)
@@ -114,6 +116,7 @@ def q8_conv2d(
     del start
     of_x = x.double() - zero_x
     count, height, width, channels = weight.shape
+    _check_channels(x, groups * channels)
     of_w = weight.double().reshape(groups, count // groups, height, width, channels)
     total = torch.zeros((), dtype=torch.float64)
     for (row, column), seen in _seen(of_x, (height, width), stride, padding, dilation):
@@ -217,6 +220,13 @@ def _places(
         for k in range(2)
     )
     return int(rows), int(columns)
+
+
+def _check_channels(x: Tensor, expected: int) -> None:
+    got = x.shape[-1]
+    torch._check_value(  # noqa: SLF001 - a ValueError, as PyTorch raises for shapes
+        got == expected, lambda: f"quantized front: expected {expected} channels, got {got}"
+    )
 
 
 def _requantized(total: Tensor, scale: Tensor, bias: Tensor, *ending: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.int8.front import QuantizedLayer
-from poetmodel.torch.int8.levels import Bytes, Padded, Unfinished, arguments_of, single
+from poetmodel.torch.int8.levels import INPUT, Bytes, Padded, Unfinished, arguments_of, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,13 +131,14 @@ def _pad(reader: Reader, node: fx.Node) -> Padded:
     if value != 0 or mode != "constant" or len(pads) != _IMAGE or min(pads) < 0:
         reader.refuse(node, "expected zeros around rows and columns, for a convolution")
     left, right, above, below = pads
-    return Padded(of=reader.quantized(node, x), padding=(above, below, left, right))
+    of = INPUT if reader.values.get(x) == INPUT else reader.quantized(node, x)
+    return Padded(of=of, padding=(above, below, left, right))
 
 
 def _padded(reader: Reader, node: fx.Node, x: Any) -> tuple[Bytes, tuple[int, int, int, int]]:
     """Return what a convolution is of, and zeros around that."""
     value = reader.values.get(x)
-    if isinstance(value, Padded):
+    if isinstance(value, Padded) and isinstance(value.of, Bytes):
         return value.of, value.padding
     return reader.quantized(node, x), (0, 0, 0, 0)
 

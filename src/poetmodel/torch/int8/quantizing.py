@@ -13,14 +13,13 @@ from torch import nn
 
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.errors import explained, require_package
+from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import front_of, is_converted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch import fx
-
-    from poetmodel.torch.int8.front import QuantizedFront
 
 aten: Final = torch.ops.aten
 _WEIGHTED: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
@@ -42,6 +41,7 @@ _MOVED: Final = (
     aten.view.default,
     aten.reshape.default,
     aten.dropout.default,
+    aten.pad.default,
 )
 """Operators whose results are some of the numbers that they are given."""
 
@@ -60,7 +60,8 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
         as it is.
     batches : iterable of Tensor or tuple, optional
         Some batches of what `front` is given; of a tuple, such as a data loader yields, its first
-        element. Not for a converted module.
+        element. They are what the front sees: in float32, converted and normalized. Not for a
+        converted module.
 
     Returns
     -------
@@ -74,7 +75,8 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
     CaptureError
         If `front` cannot be exported by ``torch.export``.
     InputError
-        If an operator has no kernel in int8, or there is no batch: says which, and its module.
+        If an operator has no kernel in int8: says which, and its module. If there is no batch, or
+        one that is not like the first.
 
     Notes
     -----
@@ -85,7 +87,11 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
         if batches is not None:
             raise InputError("batches: the module is quantized already; leave them out")
         return front_of(front)
-    given = (_first(batch) for batch in batches or ())
+    if isinstance(front, QuantizedFront):
+        raise InputError("front: it is quantized already")
+    if any("activation_post_process" in name for name, _ in front.named_modules()):
+        raise InputError("front: it is prepared, but not converted; call convert_pt2e first")
+    given = _checked(batches)
     first = next(given, None)
     if first is None:
         raise InputError("batches: expected at least one, by which activations are quantized")
@@ -110,8 +116,28 @@ def _first(batch: Any) -> torch.Tensor:
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
-        raise InputError(f"batches: expected tensors of float32, got {shown(batch)}")
+        got = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
+        raise InputError(
+            f"batches: expected tensors of float32, what the front is given, got {got}; convert "
+            "and normalize outside of the front"
+        )
     return batch
+
+
+def _checked(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
+    """Yield what the front is given of each batch; raise `InputError` for what is none."""
+    if isinstance(batches, torch.Tensor):
+        raise InputError("batches: expected several batches, got one tensor; give [tensor]")
+    sizes: torch.Size | None = None
+    for number, batch in enumerate(batches or ()):
+        x = _first(batch)
+        sizes = x.shape[1:] if sizes is None else sizes
+        if x.shape[1:] != sizes:
+            got, first = ("x".join(map(str, each)) for each in (x.shape[1:], sizes))
+            raise InputError(f"batches: batch {number} has samples of {got}, the first of {first}")
+        if not bool(x.isfinite().all()):
+            raise InputError(f"batches: batch {number} has values that are not finite")
+        yield x
 
 
 @contextmanager

@@ -18,7 +18,15 @@ from torch import fx, nn
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.operators import module_of, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
-from poetmodel.torch.int8.levels import Bytes, Levels, Unfinished, arguments_of, single
+from poetmodel.torch.int8.levels import (
+    INPUT,
+    Bytes,
+    Levels,
+    Padded,
+    Unfinished,
+    arguments_of,
+    single,
+)
 from poetmodel.torch.int8.patterns import READ
 
 NAMESPACE: Final = "quantized_decomposed"
@@ -133,7 +141,7 @@ class Reader:
     def _value(self, node: fx.Node) -> Any:
         """Return what a node stands for."""
         if node.op == "placeholder":
-            return "input"
+            return INPUT
         if node.op == "get_attr":
             return attrgetter(str(node.target))(self.module).detach()
         if node.op != "call_function":
@@ -163,10 +171,13 @@ class Reader:
                 node, f"expected {kind} with one scale that is known before; it has another form"
             )
         value, levels = self.values[node.args[0]], self._levels(node)
+        padded = value if isinstance(value, Padded) else None
+        value = value if padded is None else padded.of
         if name.startswith("dequantize"):
             if not isinstance(value, Bytes):
                 self.refuse(node, "expected a quantized value")
-            return replace(value, levels=levels)
+            given = replace(value, levels=levels)
+            return given if padded is None else replace(padded, of=given)
         if isinstance(value, str):
             layer = QuantizedLayer("quantize", {}, (levels.inverse, levels.zero))
             made = Bytes(number=self._add("quantize", layer, (0,)), levels=levels)
@@ -179,6 +190,8 @@ class Reader:
             if not isinstance(value, Unfinished):
                 self.refuse(node, "what it quantizes has no kernel in int8")
             made = self._made(value, levels)
+        if padded is not None:
+            return replace(padded, of=made)
         self.wires[made.number - 1] = replace(self.wires[made.number - 1], node=node.name)
         return made
 
