@@ -112,10 +112,6 @@ def test_timeline_answers_to_keys(report, subjects):
     report.page.keyboard.press("End")
     end = len(subjects[1].plan.program) - 1
     assert f"instruction {end}: free" in report.readout("time-B")
-    report.draw("front-1")
-    report.page.locator("#front-1").focus()
-    report.page.keyboard.press("ArrowRight")
-    assert "optimal, highs at 70%" in report.readout("front-1")
 
 
 def test_addresses_are_named(report, subjects):
@@ -206,7 +202,7 @@ def test_paper_gets_everything(report):
     report.page.locator("#theme").click()
     report.page.pdf()
     report.page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
-    for chart in ("time-A", "addresses-B", "map-A", "map-B", "front-1"):
+    for chart in ("time-A", "addresses-B", "map-A", "map-B"):
         selector = f"#{chart}[data-ready]"
         report.page.wait_for_selector(selector, state="attached", timeout=PATIENCE_MS)
     ground = "() => document.getElementById('map-B').layout.paper_bgcolor"
