@@ -143,6 +143,7 @@ WAYS: Final = {
     "checkpoint": "checkpointing of blocks",
     "selective": "selective checkpointing",
     "memory-budget": "`activation_memory_budget`",
+    "stock": "`torch.compile`",
 }
 """What tables call the peers of the back end."""
 
@@ -160,13 +161,13 @@ def beside_peers() -> list[tuple[Any, Any]]:
     return found
 
 
-def library() -> str:
+def library(reference: str = "eager") -> str:
     """Return a row for each peer on networks of libraries, and the back end at its peak.
 
-    Only with PyTorch's kernels: a page has no room for more.
+    With PyTorch's kernels, beside eager, or with Inductor's beside stock ``torch.compile``.
     """
     lines = []
-    for peer, own in (each for each in beside_peers() if each[0].reference == "eager"):
+    for peer, own in (each for each in beside_peers() if each[0].reference == reference):
         share = "" if pd.isna(peer.share) else f" {peer.share:g}"
         cells = ("-",) * 4
         if own is not None:

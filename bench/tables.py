@@ -125,6 +125,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "compiled": steps.compiled,
     "fused": steps.fused,
     "library": steps.library,
+    "library-inductor": partial(steps.library, "stock"),
     "boards": steps.boards,
     "board-steps": steps.board_steps,
     "boards-readme": steps.boards_readme,
