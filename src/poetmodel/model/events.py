@@ -119,7 +119,7 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
         return False
     outputs = _read_outputs(graph, k)
     stored = graph.nodes[k].on_aux
-    if not problem.stage_limits_pages.isdisjoint(outputs):
+    if not problem.counted_page_ins.isdisjoint(outputs):
         return False
     return all(
         of.compute[k]

@@ -207,10 +207,9 @@ class Problem:
             computed beyond the first time, ``v.page_ins[i]`` and ``v.page_outs[i]`` how often
             tensor `i` is paged in and out, ``v.resident[i]`` whether state `i` has its home in RAM;
             `k` and `i` are positions or names. ``v.recomputations[t, k]`` and ``v.page_ins[t, i]``
-            say whether that happens in stage `t`, the position or name of its node; upper limits on
-            sums of these are kept. ``v.bytes_written``,
-            ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are
-            those of a whole training step.
+            are 1 if that happens in stage `t`, the position or name of its node; sums of these take
+            upper limits. ``v.bytes_written``, ``v.bytes_read`` [B], ``v.energy_j`` [J],
+            ``v.compute_s`` and ``v.transfer_s`` [s] are those of a whole training step.
 
         Raises
         ------
@@ -387,7 +386,7 @@ class Problem:
         return tuple(stage_limits(self))
 
     @cached_property
-    def stage_limits_pages(self) -> frozenset[int]:
+    def counted_page_ins(self) -> frozenset[int]:
         """The tensors whose page-ins own constraints count in stages."""
         counted = (pair for row in self.stage_limits for pair in row.terms if pair[0])
         return frozenset(i for _, (family, (_, i)) in counted if family == "paged_in")

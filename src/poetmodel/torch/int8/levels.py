@@ -45,7 +45,7 @@ class Levels:
 
     @property
     def ending(self) -> tuple[float, int, int, int]:
-        """What operators that round are told."""
+        """The arguments for its result of an operator that rounds."""
         return self.inverse, self.zero, self.low, self.high
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "poetmodel"
 
 _ENDING: Final = "float inverse, int zero, int low, int high"
-"""What each operator that rounds is told of its result: 1 / scale, zero, and its limits."""
+"""The arguments of an operator that rounds for its result: 1 / scale, zero, and its limits."""
 _CONSTANTS: Final = "Tensor weight, Tensor start, Tensor scale, Tensor bias"
 """Int8, int32, and two of float32: `start` is the sum of the products of a zero, negated."""
 _WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
