@@ -130,12 +130,25 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
     assert solved.status == 0, solved.err
     told(solved.err)
+    none = invoke("solve", step, "--tile", "auto", *BOARD, "--ram", "2KiB", status=3)
+    assert "no tiles fit" in none.err
+    assert "--tile auto looks" not in none.err
     small = ("--tile", f"{found['tile_bytes']}B", "--json")
     half, whole = (
         json.loads(invoke("solve", step, *more, *BOARD, "--ram", "50%").out)
         for more in (small, ("--json",))
     )
     assert half["problem"]["ram_budget_bytes"] == whole["problem"]["ram_budget_bytes"]
+
+
+@pytest.mark.torch
+def test_a_step_file_takes_inputs_as_bytes(train, tmp_path):
+    """The option counts where a step is captured: a quarter of the RAM of its inputs."""
+    files = tmp_path / "reals.step.json", tmp_path / "bytes.step.json"
+    for path, more in zip(files, ((), ("--byte-input", "inputs[0]=uint8:0.1")), strict=True):
+        invoke("export", f"{train}:images", *more, "--target", "step", "--out", path, status=0)
+    reals, bytes_ = (json.loads(invoke("inspect", path, "--json").out) for path in files)
+    assert reals["reserved_bytes"] - bytes_["reserved_bytes"] == 3 * 64
 
 
 @pytest.mark.torch
@@ -300,18 +313,20 @@ def test_files_of_a_project_are_not_replaced(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "field"),
+    ("target", "options", "field"),
     [
-        (("m:f",), "--ram"),
-        (("m:f", "--ram", "60%", "--commit"), "--commit"),
-        (("m:f", "--ram", "60%", "--tile", "32KiB"), "--tile"),
-        (("m:f", "--ram", "60%", "--weights", "binary"), "--weights"),
-        ((STEP,), "--target executorch"),
+        ("executorch", ("m:f",), "--ram"),
+        ("executorch", ("m:f", "--ram", "60%", "--commit"), "--commit"),
+        ("executorch", ("m:f", "--ram", "60%", "--tile", "32KiB"), "--tile"),
+        ("executorch", ("m:f", "--ram", "60%", "--infer"), "--infer"),
+        ("executorch", (STEP,), "--target executorch"),
+        ("step", ("m:f", "--tile", "32KiB"), "--tile"),
+        ("step", ("m:f", "--ram", "32KiB"), "--ram"),
     ],
 )
-def test_programs_of_executorch_are_made_by_few_options(options, field, tmp_path):
-    """What such a program cannot have, as calls of kernels, is refused before anything runs."""
-    out = tmp_path / "step.pte"
-    outcome = invoke("export", *options, "--target", "executorch", "--out", out, status=2)
+def test_other_targets_are_made_by_few_options(target, options, field, tmp_path):
+    """What they cannot have, as tiles of kernels, is refused before anything runs."""
+    out = tmp_path / "made"
+    outcome = invoke("export", *options, "--target", target, "--out", out, status=2)
     assert outcome.err.startswith(f"error: {field}: ")
     assert not out.exists()

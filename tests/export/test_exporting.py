@@ -196,7 +196,8 @@ def test_two_generations_have_room_on_the_storage(tmp_path):
     assert export(*given, **options, ram="8KiB").slots
     with pytest.raises(BudgetError, match=r"both generations of all state there take 24,576 B"):
         export(*given, **options, ram="8KiB", commit=True)
-    export(*given, **options | {"device": board}, ram="8KiB", commit=True)
+    committed = export(*given, **options | {"device": board}, ram="8KiB", commit=True)
+    assert committed.stack_bytes > export(*given, **options, ram="8KiB").stack_bytes
 
 
 TAMPERED = {

@@ -173,6 +173,8 @@ def test_the_command_says_so(tmp_path):
         "[flash]\nsize_bytes = 8_192\nwrite_unit_bytes = 4\nerase_block_bytes = 4_096\n"
         "erase_s = 0.1\nwrite_bytes_per_s = 1e5\npower_w = 0.01\n"
     )
+    said = invoke("export", STEP, "--device", "nano33ble", *options, "--ram", "2MiB", status=0)
+    assert "of RAM, and device nano33ble has 256.00 KiB" in said.err
     said = invoke("export", STEP, "--device", small, *options, status=3)
     assert said.err.startswith("error: flash: code ")
 

@@ -128,7 +128,9 @@ class DeviceOptions(options.CommitOptions):
         "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
         "the device's. For ExecuTorch the arena, without a default.",
     )
-    stack: str = options.limit("1536B", "--stack SIZE", "What to reserve for the stack.")
+    stack: str | None = options.limit(
+        None, "--stack SIZE", "What to reserve for the stack. Default: 1536B, 2048B with --commit."
+    )
     tile: str | None = options.limit(
         None,
         "--tile SIZE|auto|none",
@@ -205,6 +207,8 @@ def export(
     else:
         with raised_as(InputError, "--out"):
             check_folder(wanted.out)
+    if wanted.target != ExportTarget.C:
+        _refuse_others(context, wanted.target)
     if wanted.target == ExportTarget.EXECUTORCH:
         _write_program(context, wanted, onnx.step(), planned, output)
         return
@@ -220,12 +224,13 @@ def export(
         )
     if wanted.target == ExportTarget.STEP:
         from poetmodel.export.io import save_step
+        from poetmodel.export.tables import with_byte_inputs
 
-        save_step(step, wanted.out)
+        save_step(with_byte_inputs(step, _byte_inputs(wanted.byte_input)), wanted.out)
         print_written(wanted.out)
         return
     from poetmodel.export.exporting import export_step
-    from poetmodel.export.flash import flash_warning
+    from poetmodel.export.flash import flash_warning, ram_warning
 
     command = shlex.join(["poetmodel", *sys.argv[1:]])
     given = planned.given()
@@ -244,8 +249,7 @@ def export(
             on_progress=on_progress,
             **given,
         )
-    warning = flash_warning(deployment)
-    print_warnings([warning] if warning else [])
+    print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
     facts = list(_facts(deployment))
     if output.json:
         from poetmodel.export.folder import summary
@@ -268,10 +272,34 @@ def _byte_inputs(text: str | None) -> dict[str, str]:
 
 
 _GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
-_OF_PROGRAMS: Final = frozenset(
-    ("what", "target", "out", "optimizer", "ram", "device", "no_paging", "time_limit", "gap")
-) | {entry.name for group in _GROUPS for entry in fields(group)}
-"""The options that a program of ExecuTorch is made by."""
+_TAKEN: Final = {
+    ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "byte_input")),
+    ExportTarget.EXECUTORCH: (
+        "a program of ExecuTorch",
+        ("ram", "device", "no_paging", "time_limit", "gap"),
+    ),
+}
+"""What another target than C is, and the options that it takes beside those of all."""
+
+
+def _stated(context: typer.Context) -> dict[str, str]:
+    """Return the options on the command line, by the names of their values."""
+    return {
+        str(parameter.name): parameter.opts[0]
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name)))
+        and source.name == "COMMANDLINE"
+    }
+
+
+def _refuse_others(context: typer.Context, target: ExportTarget) -> None:
+    """Raise if an option is given that a target does not take."""
+    what, own = _TAKEN[target]
+    shared = (entry.name for group in _GROUPS for entry in fields(group))
+    taken = {"what", "target", "out", "optimizer", *own, *shared}
+    for name, option in _stated(context).items():
+        if name not in taken:
+            raise InputError(f"{option}: {what} is made without; leave it out")
 
 
 def _write_program(
@@ -282,15 +310,6 @@ def _write_program(
     output: options.OutputOptions,
 ) -> None:
     """Write a program of ExecuTorch, and say what it takes."""
-    stated = {
-        str(parameter.name): parameter.opts[0]
-        for parameter in context.command.params
-        if (source := context.get_parameter_source(str(parameter.name)))
-        and source.name == "COMMANDLINE"
-    }
-    for name, option in stated.items():
-        if name not in _OF_PROGRAMS:
-            raise InputError(f"{option}: a program of ExecuTorch is made without; leave it out")
     if planned.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
     from poetmodel import torch as pmt
@@ -302,7 +321,7 @@ def _write_program(
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(wanted.what, onnx)
     chosen = wanted.optimizer and named_optimizer(wanted.optimizer, model, loss_fn)
-    device: dict[str, Any] = {"device": planned.device} if "device" in stated else {}
+    device: dict[str, Any] = {"device": planned.device} if "device" in _stated(context) else {}
     with live_line(wanted=not output.json, doing="solving and placing") as on_progress:
         program = to_executorch(
             model,

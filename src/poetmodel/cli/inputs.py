@@ -85,7 +85,7 @@ def in_sizes(
     A percentage of RAM is of the whole step; ``auto``, of a step file, is what 'poetmodel export'
     chooses.
     """
-    from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles
+    from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles, needed_bytes
     from poetmodel.export.io import load_step
     from poetmodel.graph import checkpoint_all_peak_bytes
 
@@ -102,9 +102,13 @@ def in_sizes(
         ram_bytes = device.ram_bytes if ram is None else parse_size(ram, field="ram")
         room = ram_bytes - beside_bytes(step)
         paging = not limits.no_paging and device.storage is not None
-        size, _ = chosen_tiles(step, AUTO, device, room_bytes=room, paging=paging)
+        size, cut = chosen_tiles(step, AUTO, device, room_bytes=room, paging=paging)
         tile = NO_TILES if size is None else f"{size}B"
         found = f"--tile {tile} is what auto chooses for {format_bytes(ram_bytes)}"
+        least = needed_bytes(cut, device, paging=paging)
+        if least > room:
+            least += beside_bytes(step)
+            found += f"; no tiles fit, and with these it needs the least: {format_bytes(least)}"
         print_warnings([found], kind="hint")
         source = replace(source, tile=tile)
     return source, replace(limits, ram=ram)

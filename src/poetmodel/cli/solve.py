@@ -93,6 +93,7 @@ def solve(
     called_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
+    wanted_tile = source.tile
     source, limits = in_sizes(source, costing, limits)
     graph = read_graph(source)
     if len(graph.nodes) < MIN_NODES:
@@ -147,21 +148,24 @@ def solve(
         called_s=called_s,
         read_s=read_s,
     )
-    print_warnings(_remedies(source, result), kind="hint")
+    print_warnings(_remedies(source, result, wanted_tile), kind="hint")
     for path in save_beside(result, plan=files.plan, plot=files.plot, fitted=fitted):
         print_written(path)
     _print_reason(result, explanation)
     raise typer.Exit(status_of(result))
 
 
-def _remedies(source: options.GraphOptions, result: SolveResult) -> Iterator[str]:
+def _remedies(
+    source: options.GraphOptions, result: SolveResult, wanted_tile: str | None
+) -> Iterator[str]:
     """Yield what makes a step fit: its state in the graph of a network, tiles of a step file."""
     from poetmodel.result import Status
 
     name = source.model if source.graph is None else source.graph
     if is_step_file(name) and result.status == Status.INFEASIBLE:
         tiles = "whole" if source.tile in (None, "none") else f"in tiles of {source.tile}"
-        yield f"proved of the step {tiles}; --tile auto looks for tiles in which it fits"
+        other = "" if wanted_tile == "auto" else "; --tile auto looks for tiles in which it fits"
+        yield f"proved of the step {tiles}{other}"
     room, device = result.room, result.problem.costs.device
     shape = source.shape
     if room is None or device is None or room.fits or not room.resident_bytes or shape.state:

@@ -15,7 +15,7 @@ from poetmodel.export.kernels import changed
 from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
-from poetmodel.units import brief, format_bytes
+from poetmodel.units import brief, format_bytes, parse_size
 
 RUNTIME_BYTES: Final = 512
 """What the C library, the page driver and `pm_run` may take of RAM [B]: 172 were the most that was
@@ -23,6 +23,8 @@ measured on Cortex-M cores, checksums of pages aside."""
 STACK_BYTES: Final = 1536
 """What is reserved for the stack unless another size is wanted [B]. Cortex-M cores needed between
 1,280 and 1,408 at most: for Adam with state that is read in place."""
+COMMIT_STACK_BYTES: Final = 2048
+"""The same where state is committed [B]: a U-Net with Adam needed 1,572."""
 WORD_BYTES: Final = 4
 """Each input of a batch begins at a multiple of this [B]."""
 NEARLY_FULL: Final = 0.9
@@ -366,6 +368,13 @@ def output_bytes(step: LoweredStep) -> int:
     """Return the size of what an inference writes for its caller [B]."""
     output = None if step.inference is None else step.inference.output
     return 0 if output is None else math.prod(output.shape) * output.type.itemsize
+
+
+def stack_bytes(stack: str | int | None, *, commit: bool) -> int:
+    """Return what to reserve for the stack, as wanted or by default [B]."""
+    if stack is None:
+        return COMMIT_STACK_BYTES if commit else STACK_BYTES
+    return parse_size(stack, field="stack")
 
 
 def reserved_bytes(step: LoweredStep, stack_bytes: int) -> int:

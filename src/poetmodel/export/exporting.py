@@ -13,12 +13,12 @@ from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
 from poetmodel.export.deployment import (
-    STACK_BYTES,
     Deployment,
     Inference,
     WeightsFormat,
     alignment_on,
     reserved_bytes,
+    stack_bytes,
 )
 from poetmodel.export.flash import check_flash, program_sizes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
@@ -62,7 +62,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     ram: str | int | None = None,
     device: str | Device = DEVICE,
     profile: str | Path | Costs | None = None,
-    stack: str | int = STACK_BYTES,
+    stack: str | int | None = None,
     tile: str | int | None = None,
     paging: bool = True,
     recompute: bool = True,
@@ -97,8 +97,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         Whose costs, storage and RAM count.
     profile : str, Path or Costs, optional
         Measured costs in place of the device's estimates.
-    stack : str or int
-        What to reserve for the stack.
+    stack : str or int, optional
+        What to reserve for the stack. Default: 1536 bytes, 2048 with `commit`.
     tile : str or int, optional
         Largest tensor, such as ``32KiB``: parameters and activations that are larger are in slices
         of channels, as far as kernels take these. ``none`` for whole ones, ``auto`` for the largest
@@ -186,7 +186,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             "of state that is read in place write a few numbers at a time; choose a device whose "
             "write_unit_bytes is at most 4, or storage that is not memory-mapped"
         )
-    reserved = reserved_bytes(step, parse_size(stack, field="stack"))
+    stack = stack_bytes(stack, commit=commit)
+    reserved = reserved_bytes(step, stack)
     ram_bytes = _ram_bytes(step, board, ram, reserved)
     pages = paging and _costs(step, board, profile).pages is not None
     room = ram_bytes - reserved
@@ -211,7 +212,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         plan=plan,
         arena=arena,
         ram_bytes=ram_bytes,
-        stack_bytes=parse_size(stack, field="stack"),
+        stack_bytes=stack,
         device=board,
         result=result,
         commit=commit and bool(step.graph.replacement_of),

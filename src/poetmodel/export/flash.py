@@ -85,6 +85,17 @@ def _advice(deployment: Deployment, sizes: Mapping[str, int], missing: int) -> s
     return ", ".join([least, *lighter]) + " or take a device whose storage is a card"
 
 
+def ram_warning(deployment: Deployment) -> str | None:
+    """Return a sentence where a step may take more RAM than the device has."""
+    device, ram_bytes = deployment.device, deployment.ram_bytes
+    if device is None or ram_bytes <= device.ram_bytes:
+        return None
+    return (
+        f"the step may take {format_bytes(ram_bytes)} of RAM, and device {device.short_name} has "
+        f"{format_bytes(device.ram_bytes)}"
+    )
+
+
 def flash_warning(deployment: Deployment) -> str | None:
     """Return a sentence where little of the flash is left."""
     device, free = deployment.device, deployment.flash_map().get("free", 0)

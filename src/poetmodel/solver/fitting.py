@@ -23,7 +23,7 @@ from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.outcome import accepted
 from poetmodel.solver.request import Request
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -373,12 +373,13 @@ class _FittingSearch:
     def _failed(self, first: SolveResult) -> SolveResult:
         excess = (self.smallest_bytes or 0) - self.usable_bytes
         late = self.clock.remaining_s() <= 2 * self.placing_s
-        within = f" within {format_seconds(self.clock.time_limit_s)}" if late else ""
-        reason = (
-            f"no schedule was found{within} whose addresses fit {self._room()}: the smallest block "
-            f"found takes {format_bytes(excess)} more; add as much to ram"
-            f"{', or raise the time limit' if late else ''}"
-        )
+        reason = f"no schedule was found{' in time' if late else ''} whose addresses fit "
+        reason += f"{self._room()}: "
+        if excess > 0:
+            reason += f"the smallest block found takes {format_bytes(excess)} more; add as much to "
+            reason += "ram, or raise the time limit" if late else "ram"
+        else:
+            reason += "raise the time limit"
         return replace(
             first,
             status=Status.UNKNOWN,

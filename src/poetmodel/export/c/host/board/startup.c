@@ -23,7 +23,8 @@ int *__errno(void)
 
 static void fault(void)
 {
-    semihosting_complain("pm_run: the core met a fault, perhaps because the stack is full\n");
+    semihosting_complain("pm_run: the core met a fault, perhaps because the stack is full; export with a larger "
+                         "--stack\n");
     semihosting_exit(3);
 }
 
