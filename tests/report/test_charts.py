@@ -21,7 +21,7 @@ from poetmodel.report.charts import (
     gauge_chart,
     map_chart,
 )
-from poetmodel.report.pictures import Kind, stage_map
+from poetmodel.report.pictures import Kind, moves_in_words
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -37,18 +37,31 @@ def cells(chart):
     return found
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_runs_are_the_cells_of_the_map(*, recompute):
-    """The packed form holds what the other pictures draw."""
-    one = subject(skip_problem(recompute=recompute))
-    found = cells(map_chart(one.graph, one.schedule))
-    grid = stage_map(one.graph, one.schedule)
-    assert {place: kind for place, (kind, _, _) in found.items()} == {
-        (cell.row, cell.column): cell.kind for cell in grid.cells
+def test_cells_tell_what_happens():
+    """Computed, recomputed, paged in, kept; page-outs are marked; several tensors share a cell."""
+    graph = skip_graph(mask=True)  # tensors 2 and 3 are both of node c
+    schedule = Schedule(
+        R=((0, 0), (1, 1), (2, 2), (2, 1), (3, 3)),
+        S_RAM=((1, 0), (2, 0), (3, 2), (3, 3)),
+        S_AUX=((1, 0), (2, 0), (3, 0)),
+        M_in=((3, 0),),
+        M_out=((0, 0), (2, 3)),
+    )
+    chart = map_chart(graph, schedule)
+    assert chart["columns"] == ["a", "b", "c", "d"]
+    found = {place: (kind, marked) for place, (kind, marked, _) in cells(chart).items()}
+    assert found == {
+        (0, 0): (Kind.COMPUTED, True),
+        (1, 0): (Kind.KEPT, False),
+        (1, 1): (Kind.COMPUTED, False),
+        (2, 0): (Kind.KEPT, False),
+        (2, 1): (Kind.RECOMPUTED, False),
+        (2, 2): (Kind.COMPUTED, True),
+        (3, 0): (Kind.PAGED_IN, False),
+        (3, 2): (Kind.KEPT, False),
+        (3, 3): (Kind.COMPUTED, False),
     }
-    assert {place for place, (_, marked, _) in found.items() if marked} == {
-        (cell.row, cell.column) for cell in grid.cells if cell.mark
-    }
+    assert moves_in_words(schedule) == "1 recomputation, 2 page-outs, 1 page-in"
 
 
 def test_labels_count_the_bytes_of_what_happens():

@@ -15,38 +15,9 @@ from poetmodel.placement import place
 from poetmodel.plan import Arena, check_arena, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.report.drawing import check_picture, draw_addresses, draw_plan, draw_stages
-from poetmodel.report.pictures import Kind, address_map, stage_map
+from poetmodel.report.pictures import Kind, address_map
 from poetmodel.report.scheme import DARK, INK, PAPER, following_scheme
-from poetmodel.schedule import Schedule, checkpoint_all
-
-
-def test_cells_tell_what_happens():
-    """Computed, recomputed, paged in, kept; page-outs are marked; several tensors share a cell."""
-    graph = skip_graph(mask=True)  # tensors 2 and 3 are both of node c
-    schedule = Schedule(
-        R=((0, 0), (1, 1), (2, 2), (2, 1), (3, 3)),
-        S_RAM=((1, 0), (2, 0), (3, 2), (3, 3)),
-        S_AUX=((1, 0), (2, 0), (3, 0)),
-        M_in=((3, 0),),
-        M_out=((0, 0), (2, 3)),
-    )
-    grid = stage_map(graph, schedule)
-    assert grid.rows == grid.columns == ("a", "b", "c", "d")
-    cells = {(cell.row, cell.column): (cell.kind, cell.mark) for cell in grid.cells}
-    assert cells == {
-        (0, 0): (Kind.COMPUTED, Kind.PAGED_OUT),
-        (1, 0): (Kind.KEPT, None),
-        (1, 1): (Kind.COMPUTED, None),
-        (2, 0): (Kind.KEPT, None),
-        (2, 1): (Kind.RECOMPUTED, None),
-        (2, 2): (Kind.COMPUTED, Kind.PAGED_OUT),
-        (3, 0): (Kind.PAGED_IN, None),
-        (3, 2): (Kind.KEPT, None),
-        (3, 3): (Kind.COMPUTED, None),
-    }
-    assert grid.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.KEPT, Kind.PAGED_IN)
-    assert grid.marks == (Kind.PAGED_OUT,)
-    assert grid.title == "skip: 1 recomputation, 2 page-outs, 1 page-in"
+from poetmodel.schedule import checkpoint_all
 
 
 def test_map_of_addresses():

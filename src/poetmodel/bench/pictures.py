@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.files import write_bytes
+from poetmodel.report.charts import KINDS, map_chart
 from poetmodel.report.drawing import check_picture
-from poetmodel.report.pictures import COLOURS, Grid, GridCell, Kind, Map, Panel, stage_map
+from poetmodel.report.pictures import COLOURS, Kind, Map, Panel, moves_in_words
 from poetmodel.report.scheme import following_scheme
 from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.bench.tables import Row
@@ -71,9 +72,9 @@ def _maps(
             continue
         graph = graph_of(row["model"])
         schedule = Schedule.of_entries(document, GraphIdentity.of(graph))
-        grid = stage_map(graph, schedule)
-        moved = grid.title.removeprefix(f"{graph.name}: ")
-        yield Map(title=f"{row['model']}, {row['device']}, {row['ram']}\n{moved}", grid=grid)
+        place = f"{row['model']}, {row['device']}, {row['ram']}"
+        title = f"{place}\n{moves_in_words(schedule)}"
+        yield Map(title=title, chart=map_chart(graph, schedule))
 
 
 def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
@@ -236,48 +237,31 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
 
 
 def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
-    """Draw one map; return a patch for each kind by its word."""
-    from matplotlib.patches import Patch
-
-    grid = shown.grid
-    _draw_cells(axis, grid)
-    axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
-    axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
-    axis.set_title(shown.title)
-    axis.grid(visible=True, linewidth=0.1)
-    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in (*grid.kinds, *grid.marks)}
-
-
-def _draw_cells(axes: Any, picture: Grid) -> None:
-    """Draw the cells of a grid and their marks, above grid lines, and name the axes."""
+    """Draw one map, page-outs as marks over its cells; return a patch for each kind by its word."""
     from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Polygon, Rectangle
+    from matplotlib.patches import Patch, Polygon, Rectangle
 
-    for kind in picture.kinds:
-        runs = [
-            Rectangle((column - 0.5, first - 0.5), 1, last - first + 1)
-            for column, first, last in _runs(cell for cell in picture.cells if cell.kind == kind)
-        ]
-        axes.add_collection(PatchCollection(runs, facecolor=COLOURS[kind], linewidth=0))
-    for mark in picture.marks:
-        corners = [
+    names, labels = shown.chart["columns"], shown.chart["labels"]
+    shapes: dict[Kind, list[Any]] = {kind: [] for kind in KINDS}
+    for x, first, last, label in shown.chart["runs"]:
+        number, is_marked, _ = labels[label]
+        shapes[KINDS[number]].append(Rectangle((x - 0.5, first - 0.5), 1, last - first + 1))
+        shapes[Kind.PAGED_OUT] += (
             Polygon([(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)])
-            for x, y in ((cell.column, cell.row) for cell in picture.cells if cell.mark == mark)
-        ]
-        axes.add_collection(PatchCollection(corners, facecolor=COLOURS[mark], linewidth=0))
-    axes.set(xlim=(-0.5, len(picture.columns) - 0.5), ylim=(len(picture.rows) - 0.5, -0.5))
-    axes.set(xlabel=picture.column_name, ylabel=picture.row_name)
-    axes.set_axisbelow(True)
-
-
-def _runs(cells: Iterable[GridCell]) -> Iterator[tuple[int, int, int]]:
-    """Yield column, first and last row of cells that follow each other in a column."""
-    places = sorted((cell.column, cell.row) for cell in cells)
-    first = 0
-    for k, (column, row) in enumerate(places):
-        if k + 1 == len(places) or places[k + 1] != (column, row + 1):
-            yield column, places[first][1], row
-            first = k + 1
+            for y in range(first, last + 1)
+            if is_marked
+        )
+    drawn = [kind for kind in KINDS if shapes[kind]]
+    for kind in drawn:
+        collection = PatchCollection(shapes[kind], facecolor=COLOURS[kind], linewidth=0)
+        axis.add_collection(collection)
+    axis.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(names) - 0.5, -0.5), title=shown.title)
+    axis.set(xlabel="node", ylabel="stage, by the node it first computes")
+    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=5)
+    axis.set_yticks(range(len(names)), names, fontsize=5)
+    axis.set_axisbelow(True)
+    axis.grid(visible=True, linewidth=0.1)
+    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in drawn}
 
 
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import box_chart, graph_chart, map_chart
-from poetmodel.report.pictures import address_map, stage_map
+from poetmodel.report.pictures import address_map, moves_in_words
 from poetmodel.report.presenter import escaped
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import plan_chart, plan_title
@@ -61,7 +61,8 @@ def draw_addresses(
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
     """Draw the map of a schedule, stages by nodes, likewise."""
-    _draw(stage_map(graph, schedule).title, graph, "map", map_chart(graph, schedule), path)
+    title = f"{graph.name}: {moves_in_words(schedule)}"
+    _draw(title, graph, "map", map_chart(graph, schedule), path)
 
 
 def _draw(title: str, graph: Graph, kind: str, chart: Mapping[str, Any], path: str | Path) -> None:

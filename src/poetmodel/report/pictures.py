@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.plan import ArenaCheck, Op, Plan, PlanCheck
 from poetmodel.report.presenter import plural
@@ -13,7 +13,7 @@ from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Rectangle
@@ -77,12 +77,6 @@ DIGITS: Final = 8
 def rounded(value: float) -> float:
     """Return a time or a size with the digits that a chart needs."""
     return float(f"{value:.{DIGITS}g}")
-
-
-def in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:
-    """Return the kinds that occur, in the order of `Kind`."""
-    present = set(kinds)
-    return tuple(kind for kind in Kind if kind in present)
 
 
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -211,69 +205,14 @@ def _kinds_of_copies(
 # -- a schedule by stages ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridCell:
-    """Event at one row and column of a grid."""
-
-    row: int
-    column: int
-    kind: Kind
-    """Its colour."""
-    mark: Kind | None
-    """Drawn over half of it, where there is one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Coloured cells, at most one per row and column; rows and columns have names."""
-
-    title: str
-    row_name: str
-    """Meaning of rows."""
-    column_name: str
-    """Meaning of columns."""
-    rows: tuple[str, ...]
-    """From the top."""
-    columns: tuple[str, ...]
-    """From the left."""
-    cells: tuple[GridCell, ...]
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur as colours."""
-        return in_order(cell.kind for cell in self.cells)
-
-    @property
-    def marks(self) -> tuple[Kind, ...]:
-        """The kinds that occur as marks."""
-        return in_order(cell.mark for cell in self.cells)
-
-
-def stage_map(graph: Graph, schedule: Schedule) -> Grid:
-    """Describe the map of a schedule: a row per stage, a column per node (POET, figure 2).
-
-    Each cell is computed, recomputed, paged in or kept, in this order where several apply to the
-    tensors of one node; what is paged out bears a mark.
-    """
-    names = tuple(node.name for node in graph.nodes)
-    cells = []
-    for (t, k), kinds in sorted(stage_actions(graph, schedule).items()):
-        mark = Kind.PAGED_OUT if Kind.PAGED_OUT in kinds else None
-        cells.append(GridCell(row=t, column=k, kind=colour_of(kinds), mark=mark))
+def moves_in_words(schedule: Schedule) -> str:
+    """Return how often a schedule recomputes and pages: ``1 recomputation, 0 page-outs, ...``."""
     counts = (
         (sum(k < t for t, k in schedule.R), "recomputation"),
         (len(schedule.M_out), "page-out"),
         (len(schedule.M_in), "page-in"),
     )
-    moved = ", ".join(plural(number, noun) for number, noun in counts)
-    return Grid(
-        title=f"{graph.name}: {moved}",
-        row_name="stage, by the node it first computes",
-        column_name="node",
-        rows=names,
-        columns=names,
-        cells=tuple(cells),
-    )
+    return ", ".join(plural(number, noun) for number, noun in counts)
 
 
 def stage_actions(
@@ -325,5 +264,5 @@ class Map:
     """The map of one schedule: what happens to which node in which stage."""
 
     title: str
-    grid: Grid
-    """A row for each stage, a column for each node."""
+    chart: Mapping[str, Any]
+    """Its cells, as `poetmodel.report.charts.map_chart` gives them."""
