@@ -1,4 +1,4 @@
-"""How HiGHS, SCIP and Gurobi fare on two formulations: the runs of ``poetmodel bench solvers``.
+"""How HiGHS, SCIP and Gurobi fare on two formulations.
 
 A run ends with a table for each problem: solver, formulation, status, objective, bound, gap, time.
 """
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from poetmodel.bench.figures import figure
 from poetmodel.bench.measurement import FAILED, NOT_INSTALLED, REFUSED, measure, prepare
 from poetmodel.bench.tables import rows
+from solver_runs import solver_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,8 @@ SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
 """Limit of a solve unless all runs are asked for [s]."""
+FULL_LIMITS_S: Final = (10.0, 60.0)
+"""Limits of a solve in all runs [s]."""
 FACTS: Final = (
     "status",
     "termination",
@@ -45,13 +47,13 @@ FACTS: Final = (
 
 
 def chosen(*, smoke: bool, full: bool) -> tuple[Run, ...]:
-    """Return the quick runs, the smallest of them, or all runs of the figure."""
+    """Return the quick runs, the smallest of them, or all runs."""
     if smoke:
-        runs = figure("solvers").runs(quick=True, time_limit_s=SMOKE_LIMIT_S)
+        runs = solver_runs(limits_s=(SMOKE_LIMIT_S,), quick=True)
         return tuple(run for run in runs if run.model in SMALLEST)
     if full:
-        return figure("solvers").runs()
-    return figure("solvers").runs(quick=True, time_limit_s=QUICK_LIMIT_S)
+        return tuple(solver_runs(limits_s=FULL_LIMITS_S))
+    return tuple(solver_runs(limits_s=(QUICK_LIMIT_S,), quick=True))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

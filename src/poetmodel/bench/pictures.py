@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.runs import graph_of
-from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
+from poetmodel.bench.summaries import grouped, overhead_ratio
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import KINDS, map_chart
 from poetmodel.report.drawing import check_picture
@@ -52,8 +52,7 @@ def panels(
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
-    makers = {"solvers": _solved, "table3": _peaks_and_times}
-    return tuple(makers.get(name, overheads)(rows))
+    return tuple((_peaks_and_times if name == "table3" else overheads)(rows))
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
@@ -122,24 +121,7 @@ def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
             x_name="peak RAM [KiB]",
             y_name="time [ms]",
             lines=tuple(lines),
-            scale="plain",
-        )
-
-
-def _solved(table: Sequence[Row]) -> Iterable[Panel]:
-    """Yield how many runs each solver and formulation has solved after which time."""
-    for (limit_s,), rows in grouped(table, "time_limit_s").items():
-        lines = []
-        for (formulation, backend), line in grouped(rows, "formulation", "backend").items():
-            times = sorted(row["seconds"] for row in line if is_solved(row))
-            points = tuple((time_s, float(k)) for k, time_s in enumerate(times, start=1))
-            lines.append((f"{formulation}, {backend}", points))
-        yield Panel(
-            title=f"limit {limit_s:g} s",
-            x_name="time [s]",
-            y_name="runs solved",
-            lines=tuple(lines),
-            scale="time",
+            in_percent=False,
         )
 
 
@@ -215,20 +197,12 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
             linewidth=1.8 if main else 0.9,
             marker=MARKS[slot % len(MARKS)],
             markersize=3,
-            drawstyle="steps-post" if panel.scale == "time" else "default",
             zorder=2 if main else 3,  # what reaches the optimum is seen on it
         )
     axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
     axis.locator_params(axis="x", nbins=4)
-    if panel.scale == "overhead":
+    if panel.in_percent:
         _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
-    elif panel.scale == "time":
-        from matplotlib.ticker import MaxNLocator, NullFormatter
-
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(visible=True, linewidth=0.2)
     if not handles:
         axis.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")

@@ -255,8 +255,8 @@ class Panel:
     y_name: str
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     """Name and points of each line."""
-    scale: str = "overhead"
-    """``overhead``: logarithmic upwards; ``time``: to the right; ``plain``: neither."""
+    in_percent: bool = True
+    """Whether it goes up logarithmically, in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
