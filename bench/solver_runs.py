@@ -1,12 +1,8 @@
-"""Three solvers on two formulations; the README's comparison has a limit in processor time.
-
-The README's runs are the quick ones and those of the largest network.
-"""
+"""Three solvers on two formulations; the README's comparison has a limit in processor time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import ATTEMPTS, GRACE_S, Study, core_share_of, warm_up, within_core
@@ -14,45 +10,43 @@ from poetmodel.bench.measurement import blank, measure, prepare
 from poetmodel.bench.runs import Run, Settings, grid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from poetmodel.bench.measurement import Record
 
 LIMITS_S: Final = (30.0,)
 """Processor time of a run [s]."""
-LARGEST: Final = "resnet18-cifar"
-"""The network that quick runs leave out, at one budget."""
+LARGEST: Final = ("resnet18-cifar", "rpi4b", "70%")
+"""The problem that quick runs leave out."""
 _PROBLEMS: Final = (
-    ("mlp", "mkr1000", ("70%",), ("70%",)),
+    ("mlp", "mkr1000", "70%"),
     # both formulations fit into the licence that comes with Gurobi
-    ("paper/transformer", "paper-m4", ("90%",), ("90%",)),
-    ("paper/transformer", "paper-a72", ("90%",), ("90%",)),
-    ("paper/linear", "paper-m4", ("50%", "70%"), ("50%",)),
-    ("paper/vgg16-cifar", "paper-m4", ("50%", "70%"), ("70%",)),
-    ("paper/vgg16-cifar", "paper-a72", ("50%", "70%"), ("70%",)),
-    ("paper/resnet18-cifar", "paper-m4", ("50%", "70%"), ()),
-    ("paper/resnet18-cifar", "paper-a72", ("50%", "70%"), ()),
-    ("resnet18-cifar", "rpi4b", ("50%", "70%"), ()),
+    ("paper/transformer", "paper-m4", "90%"),
+    ("paper/transformer", "paper-a72", "90%"),
+    ("paper/linear", "paper-m4", "50%"),
+    ("paper/vgg16-cifar", "paper-m4", "70%"),
+    ("paper/vgg16-cifar", "paper-a72", "70%"),
 )
-"""Models, devices, budgets, and those of a quick run."""
+"""Models, devices, budgets."""
 
 
-def solver_runs(*, limits_s: Sequence[float], quick: bool = False) -> Iterator[Run]:
-    """Yield the runs of each solver and formulation; a quick run has fewer budgets and one seed.
+def solver_runs(
+    limit_s: float, problems: Iterable[tuple[str, str, str]] = _PROBLEMS
+) -> Iterator[Run]:
+    """Yield the runs of each solver and formulation.
 
     The formulation ``paper`` is for the published graphs, which it states as they are.
     """
-    for model, device, ram, quick_ram in _PROBLEMS:
+    for model, device, ram in problems:
         published = model.startswith("paper/")
-        for limit_s, seed in product(limits_s, (0,) if quick else (0, 1, 2)):
-            yield from grid(
-                (model,),
-                (device,),
-                ram=quick_ram if quick else ram,
-                backends=("highs", "scip", "gurobi"),
-                formulations=("compact", "paper") if published else ("compact",),
-                settings=Settings(deadline_counts="compute", time_limit_s=limit_s, seed=seed),
-            )
+        yield from grid(
+            (model,),
+            (device,),
+            ram=(ram,),
+            backends=("highs", "scip", "gurobi"),
+            formulations=("compact", "paper") if published else ("compact",),
+            settings=Settings(deadline_counts="compute", time_limit_s=limit_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +78,7 @@ class SolverRun:
 def runs() -> Iterator[SolverRun]:
     """Yield the runs of the README's table, and the same with the shorter limit."""
     for limit_s in LIMITS_S:
-        largest = (
-            run
-            for run in solver_runs(limits_s=(limit_s,))
-            if (run.model, run.ram, run.settings.seed) == (LARGEST, "70%", 0)
-        )
-        for run in (*solver_runs(limits_s=(limit_s,), quick=True), *largest):
+        for run in solver_runs(limit_s, (*_PROBLEMS, LARGEST)):
             yield SolverRun(run)
 
 

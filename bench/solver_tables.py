@@ -26,16 +26,12 @@ ROUNDING: Final = 1e-9
 
 
 def comparison(found: Sequence[Row]) -> Iterable[Summary]:
-    """Yield how each solver ended with each formulation, a table for each problem; see `NOTE`.
-
-    Of several seeds the middle time counts.
-    """
+    """Yield how each solver ended with each formulation, a table for each problem; see `NOTE`."""
     for (model, device, ram), rows in grouped(found, *INSTANCE).items():
-        ended = grouped(rows, "backend", "formulation", "time_limit_s")
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
             heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
-            rows=tuple(_ended(middle(seeds)) for seeds in ended.values()),
+            rows=tuple(map(_ended, rows)),
             words=4,
         )
 
@@ -61,11 +57,6 @@ def _ended(row: Row) -> tuple[str, ...]:
         gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
         seconds(row.get("cpu_s") or row["seconds"]),
     )
-
-
-def middle(rows: Sequence[Row]) -> Row:
-    """Return the row of the median time among seeds, the slower of two."""
-    return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
 
 
 def is_never_begun(row: Row) -> bool:

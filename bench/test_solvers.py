@@ -23,9 +23,7 @@ SMALLEST: Final = ("mlp", "paper/transformer")
 SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
-"""Limit of a solve unless all runs are asked for [s]."""
-FULL_LIMITS_S: Final = (10.0, 60.0)
-"""Limits of a solve in all runs [s]."""
+"""Limit of a solve in another one [s]."""
 FACTS: Final = (
     "status",
     "termination",
@@ -46,20 +44,15 @@ FACTS: Final = (
 """What is kept of each run beside its time."""
 
 
-def chosen(*, smoke: bool, full: bool) -> tuple[Run, ...]:
-    """Return the quick runs, the smallest of them, or all runs."""
-    if smoke:
-        runs = solver_runs(limits_s=(SMOKE_LIMIT_S,), quick=True)
-        return tuple(run for run in runs if run.model in SMALLEST)
-    if full:
-        return tuple(solver_runs(limits_s=FULL_LIMITS_S))
-    return tuple(solver_runs(limits_s=(QUICK_LIMIT_S,), quick=True))
+def chosen(*, smoke: bool) -> tuple[Run, ...]:
+    """Return the quick runs, or the smallest of them."""
+    runs = solver_runs(SMOKE_LIMIT_S if smoke else QUICK_LIMIT_S)
+    return tuple(run for run in runs if not smoke or run.model in SMALLEST)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give the benchmark its runs."""
-    config = metafunc.config
-    runs = chosen(smoke=config.getoption("smoke"), full=config.getoption("full"))
+    runs = chosen(smoke=metafunc.config.getoption("smoke"))
     names = [f"{run.name} | s{run.settings.seed} | {run.settings.time_limit_s:g}s" for run in runs]
     metafunc.parametrize("run", runs, ids=names)
 

@@ -16,7 +16,6 @@ from poetmodel.plan import Arena, check_arena, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.report.drawing import check_picture, draw_addresses, draw_plan, draw_stages
 from poetmodel.report.pictures import Kind, address_map
-from poetmodel.report.scheme import DARK, INK, PAPER, following_scheme
 from poetmodel.schedule import checkpoint_all
 
 
@@ -50,34 +49,6 @@ def test_map_of_addresses():
         ("d", Kind.COMPUTED, 15, 19, 8, 11),
     ]
     assert picture.boxes[0].details == "a: computed, 4 B, at 0 to 4, instructions from 0 to 8"
-
-
-# -- colours of dark pages -------------------------------------------------------------------------
-LIGHT = """<?xml version="1.0"?>
-<svg xmlns="http://www.w3.org/2000/svg" width="10">
- <rect style="fill: #ffffff; stroke: #b0b0b0"/><text>a</text>
-</svg>"""
-
-
-def _luminance(colour):
-    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_colours_of_dark_pages_are_rules_of_the_picture():
-    """Paper and lines that occur have their dark colours, text is light; what it was stays.
-
-    Ink has a contrast of more than 7 to the paper, as accessibility guides want at best.
-    """
-    text = following_scheme(LIGHT)
-    style = re.search(r"<style>@media \(prefers-color-scheme:dark\)(.*)</style>", text)
-    assert f'[style*="fill: #ffffff"]{{fill:{PAPER}!important}}' in style[1]
-    assert f'[style*="stroke: #b0b0b0"]{{stroke:{DARK["#b0b0b0"]}!important}}' in style[1]
-    assert f"text{{fill:{INK}}}" in style[1]
-    assert "#0072b2" not in style[1]
-    assert text.replace(f"\n {style[0]}", "") == LIGHT
-    assert (_luminance(INK) + 0.05) / (_luminance(PAPER) + 0.05) > 7
 
 
 # -- files ---------------------------------------------------------------------------------------

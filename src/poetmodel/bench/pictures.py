@@ -15,7 +15,6 @@ from poetmodel.files import write_bytes
 from poetmodel.report.charts import KINDS, map_chart
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import COLOURS, Kind, Map, Panel, moves_in_words
-from poetmodel.report.scheme import following_scheme
 from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:
@@ -133,13 +132,11 @@ def check_form(path: Path) -> None:
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, row by row; the same ones give the same bytes.
 
-    At most three panels or two maps stand side by side. SVG follows the colour scheme
-    of the page that shows it.
+    At most three panels or two maps stand side by side.
     """
     check_form(path)
     form = path.suffix[1:].lower()
-    drawn = sheet(shown, form, note=f"data {digest(shown)}")
-    write_bytes(path, following_scheme(drawn.decode()).encode() if form == "svg" else drawn)
+    write_bytes(path, sheet(shown, form, note=f"data {digest(shown)}"))
 
 
 # -- drawing, by matplotlib -----------------------------------------------------------------------
