@@ -5,19 +5,20 @@ from dataclasses import replace
 import pytest
 
 from kit.instances import seeded
-from kit.plans import random_plan, random_state_plan
+from kit.plans import plan, random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
-from poetmodel.plan import check_plan
+from poetmodel.plan import Arena, check_arena, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.report.charts import (
     KINDS,
     address_chart,
+    box_chart,
     gauge_chart,
     map_chart,
 )
@@ -97,6 +98,36 @@ def test_addresses_of_the_plan():
     assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
     assert chart["end"] == one.simulation.makespan_s
     assert address_chart(replace(one, places=None)) is None
+
+
+def test_map_of_addresses():
+    """A box for each copy, from its instruction to its free, coloured by how it came there."""
+    graph = skip_graph(workspace=True)
+    made = plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
+    costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
+    copies = ((0, 0, 0), (2, 1, 8), (3, 2, 16), (6, 1, 24), (9, 0, 0), (11, 3, 8))
+    offsets = [(p, "output", i, at) for p, i, at in copies]
+    offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
+    arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
+    check, places = check_plan(graph, costs, made), check_arena(graph, made, arena)
+    chart = box_chart(graph, made, check, places)
+    assert (chart["x_name"], chart["y_name"]) == ("time [s]", "address [B]")
+    assert (chart["end"], chart["limit"], chart["limit_name"]) == (19, 30, "arena 30 B")
+    # c ends at 6 s; b again from 6 s to 8 s; then a goes, and is back at 15 s.
+    assert [
+        (words.partition(":")[0], KINDS[kind], start, start + length, low, low + height)
+        for kind, start, length, low, height, words, _ in chart["boxes"]
+    ] == [
+        ("a", Kind.COMPUTED, 0, 8, 0, 4),
+        ("b", Kind.COMPUTED, 1, 6, 8, 14),
+        ("b", Kind.WORKSPACE, 1, 3, 4, 5),
+        ("c", Kind.COMPUTED, 3, 19, 16, 21),
+        ("b", Kind.RECOMPUTED, 6, 8, 24, 30),
+        ("b", Kind.WORKSPACE, 6, 8, 4, 5),
+        ("a", Kind.PAGED_IN, 8, 19, 0, 4),
+        ("d", Kind.COMPUTED, 15, 19, 8, 11),
+    ]
+    assert chart["boxes"][0][5] == "a: computed, 4 B, at 0 to 4, instructions from 0 to 8"
 
 
 # -- several schedules, and the RAM of their device ------------------------------------------------

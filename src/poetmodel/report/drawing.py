@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import box_chart, graph_chart, map_chart
-from poetmodel.report.pictures import address_map, moves_in_words
+from poetmodel.report.pictures import moves_in_words
 from poetmodel.report.presenter import escaped
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import plan_chart, plan_title
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +56,10 @@ def draw_addresses(
     graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck, path: str | Path
 ) -> None:
     """Draw what lies where and when, likewise."""
-    picture = address_map(graph, plan, check, places)
-    _draw(picture.title, graph, "addresses", box_chart(picture), path)
+    chart, size = box_chart(graph, plan, check, places), format_bytes(places.bytes)
+    copies = f"{len(chart['boxes'])} copies and workspaces in {size}"
+    bound = format_bytes(places.lower_bound_bytes)
+    _draw(f"{graph.name}: {copies}, lower bound {bound}", graph, "addresses", chart, path)
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of addresses and of stages, in values that know no drawing library; their colours."""
+"""What happens to tensors in the stages of a schedule, figures with lines, and their colours."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.plan import ArenaCheck, Op, Plan, PlanCheck
 from poetmodel.report.presenter import plural
-from poetmodel.schedule.machine import BEFORE, Content
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.arena import Rectangle
     from poetmodel.schedule import Schedule
 
 
@@ -96,110 +92,6 @@ def size_unit(largest_bytes: float) -> tuple[float, str]:
 def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
     """Return the largest unit of which there is at least one, else the smallest."""
     return next((unit for unit in units if largest >= unit[0]), units[-1])
-
-
-# -- addresses over time -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """Content of some addresses for some time, in the units of both axes."""
-
-    start: float
-    end: float
-    low: float
-    high: float
-    kind: Kind
-    """Its colour: how it came there."""
-    tensor: int | None
-    """The number of the tensor; None for a workspace."""
-    details: str
-    """Shown when one points at it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressMap:
-    """Boxes over a time axis and an axis of addresses."""
-
-    title: str
-    time_name: str
-    """Label of the time axis, unit included."""
-    address_name: str
-    """Label of the axis of addresses, unit included."""
-    boxes: tuple[Box, ...]
-    end: float
-    """The end of the time axis."""
-    limit: float
-    """The end of the block."""
-    limit_name: str
-
-
-def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> AddressMap:
-    """Describe what lies where and when; `places` is what `check_arena` found.
-
-    Each box is a copy of a tensor from the instruction that makes it to the one that frees it, or a
-    workspace.
-    """
-    factor, unit = time_unit(check.makespan_s or 0.0)
-    scale, unit_name = size_unit(places.bytes)
-    ends = [moment.issued_s for moment in check.moments] + [check.makespan_s or 0.0]
-    boxes = []
-    for kind, rectangle in _kinds_of_copies(graph, plan, places):
-        if rectangle.offset is None or not rectangle.bytes:
-            continue
-        owners = graph.nodes if rectangle.content == Content.WORKSPACE else graph.tensors
-        name, low, high = (
-            owners[rectangle.index].name,
-            rectangle.offset,
-            rectangle.offset + rectangle.bytes,
-        )
-        begins = "from the start" if rectangle.begin == BEFORE else f"from {rectangle.begin}"
-        parts = (
-            f"{name}: {kind}",
-            format_bytes(rectangle.bytes),
-            f"at {low:,} to {high:,}",
-            f"instructions {begins} to {rectangle.end}",
-        )
-        boxes.append(
-            Box(
-                start=0.0 if rectangle.begin == BEFORE else ends[rectangle.begin] / factor,
-                end=ends[rectangle.end] / factor,
-                low=low / scale,
-                high=high / scale,
-                kind=kind,
-                tensor=rectangle.index if rectangle.content == Content.OUTPUT else None,
-                details=", ".join(parts),
-            )
-        )
-    size = format_bytes(places.bytes)
-    bound = format_bytes(places.lower_bound_bytes)
-    return AddressMap(
-        title=f"{graph.name}: {len(boxes)} copies and workspaces in {size}, lower bound {bound}",
-        time_name=f"time [{unit}]",
-        address_name=f"address [{unit_name}]",
-        boxes=tuple(boxes),
-        end=ends[-1] / factor,
-        limit=places.bytes / scale,
-        limit_name=f"arena {size}",
-    )
-
-
-def _kinds_of_copies(
-    graph: Graph, plan: Plan, places: ArenaCheck
-) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield all that has addresses, with how it came there."""
-    computed: set[int] = set()
-    read = set(graph.state_tensors)
-    for rectangle in places.rectangles:
-        if rectangle.content == Content.WORKSPACE:
-            yield Kind.WORKSPACE, rectangle
-        elif rectangle.begin == BEFORE:
-            yield Kind.KEPT, rectangle
-        elif plan.program[rectangle.begin].op == Op.PAGE_IN or rectangle.index in read:
-            yield Kind.PAGED_IN, rectangle
-        else:
-            yield Kind.RECOMPUTED if rectangle.index in computed else Kind.COMPUTED, rectangle
-            computed.add(rectangle.index)
 
 
 # -- a schedule by stages ----------------------------------------------------------------------
