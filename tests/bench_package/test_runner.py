@@ -4,9 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -151,67 +148,6 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path):
     begun, told = _run(runs, tmp_path / "twice")
     assert [entry[0] for entry in begun] == [name]
     assert (told[-1].done, told[-1].failed) == (4, 0)
-
-
-def test_runs_of_another_sweep_are_left_to_it(tmp_path):
-    """What it has claimed is waited for, and what it has recorded is not solved again."""
-    runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
-    other = Store(tmp_path)
-    claim = other.claim(runs[1].key)
-    assert Store(tmp_path).claim(runs[1].key) is None
-
-    def finish():
-        other.add({**blank(runs[1]), "status": "feasible", "result": None, "by": "the other"})
-        claim.release()
-
-    timer = threading.Timer(0.3, finish)
-    timer.start()
-    begun, told = _run(runs, tmp_path)
-    timer.join()
-    assert sorted(name for name, _ in begun) == sorted(runs[k].name for k in (0, 2))
-    assert (told[-1].done, told[-1].failed) == (3, 0)
-    records = {record["key"]: record for record in Store(tmp_path).records()}
-    assert records[runs[1].key]["by"] == "the other"
-    assert list((tmp_path / "claims").iterdir()) == []
-
-
-def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path):
-    """A claim ends with its process, though its file stays."""
-    (run,) = _runs("75%", methods=("lru-paging",))
-    code = (
-        "import os, pathlib, sys\n"
-        "from poetmodel.bench import Store\n"
-        "assert Store(pathlib.Path(sys.argv[1])).claim(sys.argv[2])\n"
-        "print('claimed', flush=True)\n"
-        "sys.stdin.read()\n"
-        "os._exit(9)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path), run.key]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"claimed\n"
-        assert Store(tmp_path).claim(run.key) is None
-        process.kill()
-    assert (tmp_path / "claims" / run.key).exists()
-    begun, _ = _run((run,), tmp_path)
-    assert [name for name, _ in begun] == [run.name]
-
-
-def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path):
-    """The schedule that another sweep has found for the smaller budget starts the larger one."""
-    small, large = _runs("75%", "100%", methods=("optimal",))
-    other = Store(tmp_path)
-    claim = other.claim(small.key)
-
-    def finish():
-        record = {**blank(small), "status": "optimal", "result": None, "schedule": {"of": "other"}}
-        other.add(record)
-        claim.release()
-
-    timer = threading.Timer(0.3, finish)
-    timer.start()
-    begun, _ = _run((small, large), tmp_path)
-    timer.join()
-    assert begun == [(large.name, "other")]
 
 
 # -- one run -------------------------------------------------------------------------------------
