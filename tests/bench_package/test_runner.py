@@ -7,14 +7,13 @@ import signal
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
 from poetmodel.bench import Run, Settings, Store, grid, measurement, sweep
-from poetmodel.bench.measurement import _course, blank, measure
+from poetmodel.bench.measurement import blank, measure
 from poetmodel.bench.runner import sweep_queue
 from poetmodel.bench.tables import rows
 from poetmodel.errors import BackendUnavailableError, LicenceError
@@ -170,18 +169,6 @@ def test_record_says_everything_but_the_relations():
     assert not set(RELATIONS) & set(record["result"])
     assert record["schedule"]["R"]
     assert record["counts"]["paged_in"] == len(record["schedule"]["M_in"])
-
-
-def test_course_by_hand():
-    """Nothing for 1 s, 8 for 2 s, which is half above the last value of 4, then that for 5 s."""
-    history = ((0.5, None, 0.0), (1.0, 8.0, 0.0), (2.0, 8.0, 3.0), (3.0, 4.0, 3.0), (8.0, 4.0, 4.0))
-    found = _course(SimpleNamespace(simulation=object(), history=history))
-    assert found == {"first_schedule_s": 1.0, "primal_integral_s": 1.0 + 2 * 0.5}
-    told = SimpleNamespace(simulation=object(), history=(), wall_s=3.0, overhead=1.0)
-    once = _course(told)
-    assert once == {"first_schedule_s": 3.0, "primal_integral_s": 3.0}
-    nothing = _course(SimpleNamespace(simulation=None))
-    assert nothing == {"first_schedule_s": None, "primal_integral_s": None}
 
 
 def test_heuristics_have_records_too():
