@@ -1,6 +1,7 @@
 """What the charts of a report show: a schedule, and how a solve went."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,6 @@ from poetmodel.problem import Problem
 from poetmodel.report.charts import (
     KINDS,
     address_chart,
-    box_chart,
     gauge_chart,
     map_chart,
 )
@@ -110,7 +110,8 @@ def test_map_of_addresses():
     offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
     arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
     check, places = check_plan(graph, costs, made), check_arena(graph, made, arena)
-    chart = box_chart(graph, made, check, places)
+    shown = SimpleNamespace(graph=graph, plan=made, check=check, places=places)
+    chart = address_chart(shown)
     assert (chart["x_name"], chart["y_name"]) == ("time [s]", "address [B]")
     assert (chart["end"], chart["limit"], chart["limit_name"]) == (19, 30, "arena 30 B")
     # c ends at 6 s; b again from 6 s to 8 s; then a goes, and is back at 15 s.

@@ -10,10 +10,9 @@ from kit.pages import read_page
 from kit.worked import even_costs
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph import Graph, operation
-from poetmodel.placement import place
-from poetmodel.plan import check_arena, check_plan
+from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.report.drawing import check_picture, draw_addresses, draw_plan, draw_stages
+from poetmodel.report.drawing import check_picture, draw_plan, draw_stages
 from poetmodel.schedule import checkpoint_all
 
 # -- files ---------------------------------------------------------------------------------------
@@ -35,14 +34,11 @@ def draw(which, graph, path):
     check = check_plan(graph, costs, made)
     if which == "timeline":
         draw_plan(graph, made, check, path)
-    elif which == "map":
-        draw_stages(graph, schedule, path)
     else:
-        places = check_arena(graph, made, place(graph, made))
-        draw_addresses(graph, made, check, places, path)
+        draw_stages(graph, schedule, path)
 
 
-@pytest.mark.parametrize("which", ["timeline", "map", "addresses"])
+@pytest.mark.parametrize("which", ["timeline", "map"])
 def test_every_picture_is_a_page(which, tmp_path):
     """With title and language, small, and of the chart that a report has; names are text."""
     pytest.importorskip("plotly")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import ArenaCheck, Plan, PlanCheck
+    from poetmodel.plan import ArenaCheck, Plan
     from poetmodel.plan.arena import Rectangle
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule
@@ -104,19 +104,15 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 
 
 def address_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return the addresses of the plan of a report; None without addresses."""
-    if subject.plan is None or subject.check is None or subject.places is None:
-        return None
-    return box_chart(subject.graph, subject.plan, subject.check, subject.places)
-
-
-def box_chart(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> dict[str, Any]:
-    """Return what lies where and when; `places` is what `check_arena` found.
+    """Return what of a plan lies where and when; None without addresses.
 
     ``boxes``: copies of tensors, from the instruction that makes each to the one that frees it, and
     workspaces: kind as an index of `KINDS`, start, length, lowest address, height, words, and the
     number of the tensor, None for a workspace.
     """
+    graph, plan, check, places = subject.graph, subject.plan, subject.check, subject.places
+    if plan is None or check is None or places is None:
+        return None
     factor, unit = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(places.bytes)
     times = [moment.issued_s / factor for moment in check.moments]

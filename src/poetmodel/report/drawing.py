@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
-from poetmodel.report.charts import box_chart, graph_chart, map_chart
+from poetmodel.report.charts import graph_chart, map_chart
 from poetmodel.report.pictures import moves_in_words
 from poetmodel.report.presenter import escaped
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import plan_chart, plan_title
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import ArenaCheck, Plan, PlanCheck
+    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.schedule import Schedule
 
 FORMS: Final[Mapping[str, Sequence[str]]] = {".html": LIBRARIES}
@@ -50,16 +49,6 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
     """Draw what a plan does and has in RAM over time: a page that needs no network."""
     title = plan_title(graph, plan, check)
     _draw(title, graph, "timeline", plan_chart(graph, plan, check), path)
-
-
-def draw_addresses(
-    graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck, path: str | Path
-) -> None:
-    """Draw what lies where and when, likewise."""
-    chart, size = box_chart(graph, plan, check, places), format_bytes(places.bytes)
-    copies = f"{len(chart['boxes'])} copies and workspaces in {size}"
-    bound = format_bytes(places.lower_bound_bytes)
-    _draw(f"{graph.name}: {copies}, lower bound {bound}", graph, "addresses", chart, path)
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
