@@ -4,11 +4,9 @@ import csv
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kit.figure_rows import row, without
-from poetmodel.bench.pictures import TICKS, check_form, digest, draw, overheads, panels, round_ticks
+from poetmodel.bench.pictures import check_form, digest, draw, overheads, panels
 from poetmodel.bench.runs import Run
 from poetmodel.bench.summaries import overhead_ratio, percent, summary
 from poetmodel.bench.tables import rows, write_csv
@@ -155,16 +153,6 @@ def test_axes_of_overheads_are_in_percent(tmp_path):
     text = path.read_text()
     assert ">0.1 %<" in text
     assert "mathdefault" not in text
-
-
-@given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
-def test_ticks_are_few_round_and_cover_what_is_shown(least, ratio):
-    """Ticks ascend, are at most `TICKS`, have one digit, and leave little outside."""
-    ticks = round_ticks(least, least * ratio)
-    assert 1 <= len(ticks) <= TICKS
-    assert ticks == sorted(set(ticks))
-    assert all(f"{tick:.0e}" == f"{tick:.9e}".replace(".000000000", "") for tick in ticks)
-    assert ticks[0] <= least * (1 + 1e-9)
 
 
 # -- tables --------------------------------------------------------------------------------------

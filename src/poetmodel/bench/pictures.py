@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +32,9 @@ PANEL_INCHES: Final = (2.5, 2.3)
 MAP_INCHES: Final = (3.75, 4.0)
 """Width and height of a map [in]."""
 TICKS: Final = 6
-"""Most ticks of a logarithmic axis."""
+"""Most powers of ten that a logarithmic axis names."""
+FEW_DECADES: Final = 100
+"""Ratio of its ends below which it names numbers between these too."""
 LEGEND: Final = 4
 """Columns of the legend."""
 MARKS: Final = "osv^D<>PX*"
@@ -237,40 +238,22 @@ def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
 
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
     """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
     positive = [overhead for overhead in overheads if overhead > 0]
     if not positive:
         axis.yaxis.set_major_formatter("{x:g} %")
         return
+    least, most = min(positive), max(positive)
+    steps = (1, 2, 5) if most < FEW_DECADES * least else (1,)
     if len(positive) == len(overheads):
         axis.set_yscale("log")
+        ticks: Any = LogLocator(subs=steps, numticks=TICKS)
     else:
-        axis.set_yscale("symlog", linthresh=min(positive))
+        axis.set_yscale("symlog", linthresh=least)
         axis.set_ylim(bottom=0)
-    ticks = round_ticks(min(positive), max(positive))
-    zero = [] if len(positive) == len(overheads) else [0.0]
-    axis.set_yticks([*zero, *ticks], labels=[f"{tick:g} %" for tick in (*zero, *ticks)])
+        ticks = SymmetricalLogLocator(base=10, linthresh=least, subs=steps)
+        ticks.set_params(numticks=TICKS)
+    axis.yaxis.set_major_locator(ticks)
+    axis.yaxis.set_major_formatter("{x:g} %")
     axis.yaxis.set_minor_locator(NullLocator())
-
-
-def round_ticks(least: float, most: float) -> list[float]:
-    """Return round values of a logarithmic axis, both ends within or nearly so; at most `TICKS`.
-
-    Steps of 1, 2, 5 where they are few enough, else of 1, 3, or powers of ten, some left out.
-
-    Examples
-    --------
-    >>> round_ticks(0.06, 0.9)
-    [0.05, 0.1, 0.2, 0.5, 1.0]
-    """
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    powers = [float(f"1e{power}") for power in range(low, high + 1)]
-    candidates = powers
-    for steps in ((1, 2, 5), (1, 3)):
-        ticks = sorted(float(f"{step * power:.0e}") for power in powers for step in steps)
-        first = max((k for k, tick in enumerate(ticks) if tick <= least), default=0)
-        last = next((k for k, tick in enumerate(ticks) if tick >= most), len(ticks) - 1)
-        if last - first < TICKS:
-            return ticks[first : last + 1]
-    return candidates[:: -(-len(candidates) // TICKS)]
