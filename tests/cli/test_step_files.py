@@ -305,7 +305,6 @@ def test_files_of_a_project_are_not_replaced(tmp_path):
         (("m:f",), "--ram"),
         (("m:f", "--ram", "60%", "--commit"), "--commit"),
         (("m:f", "--ram", "60%", "--tile", "32KiB"), "--tile"),
-        (("m:f", "--ram", "60%", "--weights", "binary"), "--weights"),
         ((STEP,), "--target executorch"),
     ],
 )
