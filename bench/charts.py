@@ -20,8 +20,8 @@ from poetmodel.bench.pictures import digest, draw, panels
 from poetmodel.bench.summaries import overhead_ratio
 from poetmodel.bench.tables import rows
 from poetmodel.files import write_text
-from poetmodel.report.scheme import following_scheme
 from poetmodel.units import format_bytes
+from scheme import following_scheme
 from solve_tables import BEST, GOALS, OPTIMAL, VARIANTS, overheads, solves, times_least
 from step_tables import equal_peak, named, smallest, training
 
@@ -355,6 +355,7 @@ class PaperFigure:
     def write(self, path: Path) -> None:
         """Draw into a file."""
         draw(path, self._shown)
+        write_text(path, following_scheme(path.read_text(encoding="utf-8")))
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -31,11 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--smoke", action="store_true", help="every kind of case once, at its smallest size"
     )
     group.addoption(
-        "--full",
-        action="store_true",
-        help="all runs of the comparison of solvers, which take hours",
-    )
-    group.addoption(
         "--record", type=Path, metavar="FILE", help="append a JSON line per measurement to FILE"
     )
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
-from poetmodel.bench.summaries import (
-    INSTANCE,
-    Summary,
-    gap_words,
-    grouped,
-    is_never_begun,
-    middle,
-    seconds,
-    without,
-)
+from poetmodel.bench.summaries import Summary, grouped, percent, without
 from poetmodel.result import Status, Termination
 from poetmodel.units import format_joules
 
@@ -28,19 +19,19 @@ NOTE: Final = (
     "gap, are of its own looser model"
 )
 """Stands below the tables."""
+INSTANCE: Final = ("model", "device", "ram")
+"""What makes a problem."""
+ROUNDING: Final = 1e-9
+"""A gap up to this is one of rounding."""
 
 
 def comparison(found: Sequence[Row]) -> Iterable[Summary]:
-    """Yield how each solver ended with each formulation, a table for each problem; see `NOTE`.
-
-    Of several seeds the middle time counts.
-    """
+    """Yield how each solver ended with each formulation, a table for each problem; see `NOTE`."""
     for (model, device, ram), rows in grouped(found, *INSTANCE).items():
-        ended = grouped(rows, "backend", "formulation", "time_limit_s")
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
             heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
-            rows=tuple(_ended(middle(seeds)) for seeds in ended.values()),
+            rows=tuple(map(_ended, rows)),
             words=4,
         )
 
@@ -66,6 +57,27 @@ def _ended(row: Row) -> tuple[str, ...]:
         gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
         seconds(row.get("cpu_s") or row["seconds"]),
     )
+
+
+def is_never_begun(row: Row) -> bool:
+    """Whether building took all of the limit, so that the solver was not called."""
+    return row["termination"] == Termination.TIME_LIMIT and not row["solve_s"]
+
+
+def gap_words(row: Row) -> str:
+    """Return the gap of what was solved in words: of the problem, or of the model of ``paper``.
+
+    Where building took all of the limit, the solver has none: the schedule is not its own.
+    """
+    gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
+    if gap is None or is_never_begun(row):
+        return "none in time"
+    return percent(gap if gap > ROUNDING else 0.0)
+
+
+def seconds(value: float | None) -> str:
+    """Return a time with three digits, or a dash."""
+    return "-" if value is None else f"{value:.3g} s"
 
 
 def aligned(table: Summary) -> list[str]:

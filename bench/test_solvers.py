@@ -1,4 +1,4 @@
-"""How HiGHS, SCIP and Gurobi fare on two formulations: the runs of ``poetmodel bench solvers``.
+"""How HiGHS, SCIP and Gurobi fare on two formulations.
 
 A run ends with a table for each problem: solver, formulation, status, objective, bound, gap, time.
 """
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from poetmodel.bench.figures import figure
 from poetmodel.bench.measurement import FAILED, NOT_INSTALLED, REFUSED, measure, prepare
 from poetmodel.bench.tables import rows
+from solver_runs import solver_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ SMALLEST: Final = ("mlp", "paper/transformer")
 SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
-"""Limit of a solve unless all runs are asked for [s]."""
+"""Limit of a solve in another one [s]."""
 FACTS: Final = (
     "status",
     "termination",
@@ -44,20 +44,15 @@ FACTS: Final = (
 """What is kept of each run beside its time."""
 
 
-def chosen(*, smoke: bool, full: bool) -> tuple[Run, ...]:
-    """Return the quick runs, the smallest of them, or all runs of the figure."""
-    if smoke:
-        runs = figure("solvers").runs(quick=True, time_limit_s=SMOKE_LIMIT_S)
-        return tuple(run for run in runs if run.model in SMALLEST)
-    if full:
-        return figure("solvers").runs()
-    return figure("solvers").runs(quick=True, time_limit_s=QUICK_LIMIT_S)
+def chosen(*, smoke: bool) -> tuple[Run, ...]:
+    """Return the quick runs, or the smallest of them."""
+    runs = solver_runs(SMOKE_LIMIT_S if smoke else QUICK_LIMIT_S)
+    return tuple(run for run in runs if not smoke or run.model in SMALLEST)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give the benchmark its runs."""
-    config = metafunc.config
-    runs = chosen(smoke=config.getoption("smoke"), full=config.getoption("full"))
+    runs = chosen(smoke=metafunc.config.getoption("smoke"))
     names = [f"{run.name} | s{run.settings.seed} | {run.settings.time_limit_s:g}s" for run in runs]
     metafunc.parametrize("run", runs, ids=names)
 

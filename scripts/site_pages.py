@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from make_docs import components
-from poetmodel.report.scheme import following_scheme
+from scheme import following_scheme
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 

@@ -17,7 +17,6 @@ from poetmodel.units import (
     format_seconds,
     parse_energy,
     parse_frequency,
-    parse_power,
     parse_size,
     parse_time,
 )
@@ -94,7 +93,6 @@ def test_parse_refuses_endless_digits(digits):
             {"2.5J": 2.5, "300mJ": 0.3, "1Wh": 3600.0, "5mWh": 18.0, Decimal("0.5"): 0.5},
         ),
         (parse_frequency, {"64MHz": 64e6, "1.5GHz": 1.5e9, "32kHz": 32e3, "8Hz": 8.0, 64e6: 64e6}),
-        (parse_power, {"20mW": 0.02, "0.02W": 0.02, "50uW": 5e-5, 0.02: 0.02}),
     ],
 )
 def test_every_unit_is_read(parse, amounts):

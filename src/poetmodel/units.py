@@ -58,11 +58,6 @@ FREQUENCY_UNITS: Final[Mapping[str, Fraction]] = {
     "MHz": Fraction(10**6),
     "GHz": Fraction(10**9),
 }
-POWER_UNITS: Final[Mapping[str, Fraction]] = {
-    "uW": Fraction(1, 10**6),
-    "mW": Fraction(1, 10**3),
-    "W": Fraction(1),
-}
 _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "bytes": ("B",),
     "byte": ("B",),
@@ -107,7 +102,6 @@ _SIZE: Final = _Kind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
 _TIME: Final = _Kind("a time such as 1.5s, 20ms, 10min, 6h or 110%", TIME_UNITS)
 _ENERGY: Final = _Kind("an energy such as 2.5J, 300mJ, 1.2Wh or 105%", ENERGY_UNITS)
 _FREQUENCY: Final = _Kind("a frequency such as 64MHz", FREQUENCY_UNITS)
-_POWER: Final = _Kind("a power such as 20mW", POWER_UNITS)
 
 
 def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) -> int:
@@ -146,11 +140,6 @@ def parse_energy(value: str | float, *, field: str, whole_j: float | None = None
 def parse_frequency(value: str | float, *, field: str) -> float:
     """Turn a frequency into hertz: ``64MHz``, ``1.5GHz``, or hertz."""
     return _parse_real(value, _FREQUENCY, field=field, whole=None)
-
-
-def parse_power(value: str | float, *, field: str) -> float:
-    """Turn a power into watts: ``20mW``, ``0.02W``, or watts."""
-    return _parse_real(value, _POWER, field=field, whole=None)
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -383,7 +383,7 @@ def test_run_ends_with_a_table_for_each_problem():
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     tables = [place for place, line in enumerate(lines) if line.split() == HEADS]
-    runs = test_solvers.chosen(smoke=True, full=False)
+    runs = test_solvers.chosen(smoke=True)
     problems = dict.fromkeys((run.model, run.device) for run in runs)
     assert len(tables) == len(problems)
     for place, (model, device) in zip(tables, problems, strict=True):

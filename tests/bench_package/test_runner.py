@@ -4,20 +4,16 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
 from poetmodel.bench import Run, Settings, Store, grid, measurement, sweep
-from poetmodel.bench.measurement import _course, blank, measure
+from poetmodel.bench.measurement import blank, measure
 from poetmodel.bench.runner import sweep_queue
 from poetmodel.bench.tables import rows
 from poetmodel.errors import BackendUnavailableError, LicenceError
@@ -153,67 +149,6 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path):
     assert (told[-1].done, told[-1].failed) == (4, 0)
 
 
-def test_runs_of_another_sweep_are_left_to_it(tmp_path):
-    """What it has claimed is waited for, and what it has recorded is not solved again."""
-    runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
-    other = Store(tmp_path)
-    claim = other.claim(runs[1].key)
-    assert Store(tmp_path).claim(runs[1].key) is None
-
-    def finish():
-        other.add({**blank(runs[1]), "status": "feasible", "result": None, "by": "the other"})
-        claim.release()
-
-    timer = threading.Timer(0.3, finish)
-    timer.start()
-    begun, told = _run(runs, tmp_path)
-    timer.join()
-    assert sorted(name for name, _ in begun) == sorted(runs[k].name for k in (0, 2))
-    assert (told[-1].done, told[-1].failed) == (3, 0)
-    records = {record["key"]: record for record in Store(tmp_path).records()}
-    assert records[runs[1].key]["by"] == "the other"
-    assert list((tmp_path / "claims").iterdir()) == []
-
-
-def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path):
-    """A claim ends with its process, though its file stays."""
-    (run,) = _runs("75%", methods=("lru-paging",))
-    code = (
-        "import os, pathlib, sys\n"
-        "from poetmodel.bench import Store\n"
-        "assert Store(pathlib.Path(sys.argv[1])).claim(sys.argv[2])\n"
-        "print('claimed', flush=True)\n"
-        "sys.stdin.read()\n"
-        "os._exit(9)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path), run.key]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"claimed\n"
-        assert Store(tmp_path).claim(run.key) is None
-        process.kill()
-    assert (tmp_path / "claims" / run.key).exists()
-    begun, _ = _run((run,), tmp_path)
-    assert [name for name, _ in begun] == [run.name]
-
-
-def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path):
-    """The schedule that another sweep has found for the smaller budget starts the larger one."""
-    small, large = _runs("75%", "100%", methods=("optimal",))
-    other = Store(tmp_path)
-    claim = other.claim(small.key)
-
-    def finish():
-        record = {**blank(small), "status": "optimal", "result": None, "schedule": {"of": "other"}}
-        other.add(record)
-        claim.release()
-
-    timer = threading.Timer(0.3, finish)
-    timer.start()
-    begun, _ = _run((small, large), tmp_path)
-    timer.join()
-    assert begun == [(large.name, "other")]
-
-
 # -- one run -------------------------------------------------------------------------------------
 def _one_run(method, ram="70%"):
     return grid(["mlp"], ["rpi4b"], ram=[ram], methods=[method])[0]
@@ -234,18 +169,6 @@ def test_record_says_everything_but_the_relations():
     assert not set(RELATIONS) & set(record["result"])
     assert record["schedule"]["R"]
     assert record["counts"]["paged_in"] == len(record["schedule"]["M_in"])
-
-
-def test_course_by_hand():
-    """Nothing for 1 s, 8 for 2 s, which is half above the last value of 4, then that for 5 s."""
-    history = ((0.5, None, 0.0), (1.0, 8.0, 0.0), (2.0, 8.0, 3.0), (3.0, 4.0, 3.0), (8.0, 4.0, 4.0))
-    found = _course(SimpleNamespace(simulation=object(), history=history))
-    assert found == {"first_schedule_s": 1.0, "primal_integral_s": 1.0 + 2 * 0.5}
-    told = SimpleNamespace(simulation=object(), history=(), wall_s=3.0, overhead=1.0)
-    once = _course(told)
-    assert once == {"first_schedule_s": 3.0, "primal_integral_s": 3.0}
-    nothing = _course(SimpleNamespace(simulation=None))
-    assert nothing == {"first_schedule_s": None, "primal_integral_s": None}
 
 
 def test_heuristics_have_records_too():

@@ -4,17 +4,16 @@ import csv
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kit.figure_rows import row, without
-from poetmodel.bench.pictures import TICKS, check_form, digest, draw, overheads, panels, round_ticks
+from poetmodel.bench.pictures import check_form, digest, draw, overheads, panels
 from poetmodel.bench.runs import Run
-from poetmodel.bench.summaries import overhead_ratio, percent, shifted_mean_s, summary
+from poetmodel.bench.summaries import overhead_ratio, percent, summary
 from poetmodel.bench.tables import rows, write_csv
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
-from poetmodel.report.pictures import Kind, Map, Panel, stage_map
+from poetmodel.report.charts import map_chart
+from poetmodel.report.pictures import Map, Panel
 from poetmodel.schedule import checkpoint_all
 
 
@@ -39,11 +38,10 @@ def test_overheads_by_method_and_budget():
     assert second.title == "Energy overhead: n, d"
 
 
-def test_deadlines_maps_and_limits_have_rows_or_columns_of_their_own():
-    """Each deadline and method is a row, and each schedule of a map; each limit is a column.
+def test_deadlines_and_maps_have_rows_of_their_own():
+    """Each deadline and method is a row, and each schedule of a map.
 
-    Of a map stands what is recomputed, paged out and in, and the overhead. One limit has one column
-    of gaps, whatever it is.
+    Of a map stands what is recomputed, paged out and in, and the overhead.
     """
     (table,) = summary("figure4", [row(), row("paging-only", deadline="110%")])
     assert table.words == 2
@@ -54,9 +52,6 @@ def test_deadlines_maps_and_limits_have_rows_or_columns_of_their_own():
     assert table.heads[table.words :] == ("recomputed", "paged out", "paged in", "overhead")
     assert table.rows[0][table.words :] == ("4", "1", "2", "1 %")
     assert table.rows[1][table.words :] == ("-", "-", "-", "impossible")
-    found = [row(formulation="compact", backend="highs", time_limit_s=1.0, gap=0.5)]
-    _, instances = summary("solvers", found)
-    assert (instances.heads[-2:], instances.rows[0][-1]) == (("solve", "gap at 1 s"), "50 %")
 
 
 def test_pofo_is_compared_at_its_budget_and_at_its_time():
@@ -80,60 +75,9 @@ def test_pofo_is_compared_at_its_budget_and_at_its_time():
     assert ninety[:2] == ("90%", "-")
 
 
-def test_time_outs_of_solvers_stay():
-    """They count with the time they took; an open gap is shown, a refusal is no time-out."""
-
-    def cell(backend, ram, limit_s, **changes):
-        changes = {"formulation": "compact", "backend": backend, **changes}
-        return row(ram=ram, time_limit_s=limit_s, **changes)
-
-    found = [
-        cell("highs", "50%", 10.0, gap=0.5, status="feasible", seconds=10.0),
-        cell("highs", "50%", 60.0, gap=0.2, status="feasible", seconds=60.0),
-        cell("highs", "70%", 10.0, seconds=0.0),
-        cell("highs", "70%", 60.0, seconds=0.0),
-        without(
-            "refused",
-            ram="50%",
-            formulation="compact",
-            backend="gurobi",
-            reason="the licence allows less",
-            time_limit_s=60.0,
-            columns=None,
-        ),
-        cell("highs", "50%", 60.0, formulation="paper", gap=0.0, model_gap=0.3),
-    ]
-    means, instances = summary("solvers", found)
-    highs, gurobi, paper = means.rows
-    assert highs[:6] == ("compact", "highs", "2", "0", "0", "1")
-    assert highs[6] == f"{shifted_mean_s([0.0, 60.0]):.3g} s"
-    assert gurobi == ("compact", "gurobi", "1", "1", "0", "0", "-")
-    assert paper[5] == "0"
-    assert instances.rows[0][-2:] == ("50 %", "20 %")
-    assert instances.rows[0][5:8] == ("10", "2,000", "3")
-    refused = next(line for line in instances.rows if "gurobi" in line)
-    assert (refused[5], refused[-2:]) == ("-", ("", "refused by the licence"))
-    assert instances.rows[-1][-1] == "30 %"
-
-
-@pytest.mark.parametrize("status", ["refused", "not-installed"])
-def test_refused_runs_are_never_solved(status):
-    """Neither the table of means nor the picture counts them, gap or not."""
-    refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
-    solved = row(formulation="compact", backend="highs", ram="70%", status="infeasible", gap=None)
-    means, _ = summary("solvers", [refused, solved])
-    assert [line[5] for line in means.rows] == ["0", "1"]
-    counts = ("1", "0") if status == "refused" else ("0", "1")
-    assert means.rows[0][3:5] == counts
-    (panel,) = panels("solvers", [refused, solved])
-    assert [len(points) for _, points in panel.lines] == [0, 1]
-
-
-def test_shift_is_undone():
-    """Equal times have that mean; an overhead of nothing is none."""
-    assert shifted_mean_s([3.0, 3.0]) == pytest.approx(3.0)
+def test_shares_have_three_digits():
+    """An overhead of nothing is none."""
     assert overhead_ratio(without("unknown")) is None
-    assert shifted_mean_s([0.0, 99.0]) == pytest.approx(9.0)
     assert percent(0.5) == "50 %"
     assert percent(0.0012345) == "0.123 %"
     assert percent(None) == "-"
@@ -154,19 +98,6 @@ def test_peaks_and_times():
     assert panel.lines == (("pofo", ((2.0, 500.0),)),)
 
 
-def test_solved_cells_are_counted_along_the_time():
-    """Only closed gaps count, of the model where that is another problem."""
-    compact = {"formulation": "compact", "backend": "highs"}
-    found = [
-        row(**compact, seconds=3.0),
-        row(**compact, seconds=1.0),
-        row(**compact, seconds=9.0, gap=0.5),
-        row(formulation="paper", backend="highs", model_gap=0.5),
-    ]
-    (panel,) = panels("solvers", found)
-    assert panel.lines == (("compact, highs", ((1.0, 1.0), (3.0, 2.0))), ("paper, highs", ()))
-
-
 @pytest.mark.slow
 def test_maps_show_the_schedule_of_each_cell(tmp_path):
     """A map for each schedule, with cells as the relations have them; without one there is none."""
@@ -182,9 +113,8 @@ def test_maps_show_the_schedule_of_each_cell(tmp_path):
     assert isinstance(first, Map)
     assert isinstance(second, Map)
     assert first.title == "paper/linear, paper-m0, 50%\n0 recomputations, 0 page-outs, 0 page-ins"
-    assert first.grid == stage_map(graph, plain)
-    kinds = {(cell.row, cell.column): cell.kind for cell in second.grid.cells}
-    assert (kinds[26, 0], kinds[26, 26]) == (Kind.RECOMPUTED, Kind.COMPUTED)
+    assert first.chart == map_chart(graph, plain)
+    assert second.chart != first.chart
     assert digest([first]) != digest([second])
     pytest.importorskip("matplotlib")
     one, two = tmp_path / "one.svg", tmp_path / "two.svg"
@@ -195,16 +125,16 @@ def test_maps_show_the_schedule_of_each_cell(tmp_path):
     assert b"recomputed" in one.read_bytes()
 
 
-def _panel(scale, *heights):
+def _panel(*heights):
     points = tuple((float(k), height) for k, height in enumerate(heights, start=1))
     lines = (("optimal", points), ("dtr", points), ("none", ()))
-    return Panel(title=scale, x_name="x", y_name="y", lines=lines, scale=scale)
+    return Panel(title="title", x_name="x", y_name="y", lines=lines)
 
 
 def test_picture_is_reproducible_and_says_what_it_shows(tmp_path):
     """Zero overheads, empty lines and panels can be drawn; the file bears the digest."""
     pytest.importorskip("matplotlib")
-    shown = [_panel("overhead", 0.0, 0.5), _panel("overhead"), _panel("time", 1.0, 2.0)]
+    shown = [_panel(0.0, 0.5), _panel(), replace(_panel(1.0, 2.0), in_percent=False)]
     one, two, three = (tmp_path / name for name in ("one.svg", "two.svg", "three.png"))
     for path in (one, two, three):
         draw(path, shown)
@@ -219,20 +149,10 @@ def test_axes_of_overheads_are_in_percent(tmp_path):
     """Small overheads are written out, with their unit, and no powers of ten are left."""
     pytest.importorskip("matplotlib")
     path = tmp_path / "one.svg"
-    draw(path, [_panel("overhead", 0.06, 0.45)])
+    draw(path, [_panel(0.06, 0.45)])
     text = path.read_text()
     assert ">0.1 %<" in text
     assert "mathdefault" not in text
-
-
-@given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
-def test_ticks_are_few_round_and_cover_what_is_shown(least, ratio):
-    """Ticks ascend, are at most `TICKS`, have one digit, and leave little outside."""
-    ticks = round_ticks(least, least * ratio)
-    assert 1 <= len(ticks) <= TICKS
-    assert ticks == sorted(set(ticks))
-    assert all(f"{tick:.0e}" == f"{tick:.9e}".replace(".000000000", "") for tick in ticks)
-    assert ticks[0] <= least * (1 + 1e-9)
 
 
 # -- tables --------------------------------------------------------------------------------------

@@ -137,18 +137,13 @@ def test_files_must_differ(told):
 
 
 def test_plot_is_drawn(told):
-    """``--plot`` and ``--plot-arena`` write pictures beside everything else."""
+    """``--plot`` writes a picture beside everything else."""
     pytest.importorskip("plotly")
     picture = Path("chain.html")
     told(plan(SCHEDULE, CHAIN, "--plot", picture, status=0).err)
     charts = json.loads(read_page(picture.read_text()).scripts["charts"])["charts"]
     assert [chart["type"] for chart in charts] == ["timeline"]
     assert "o" in charts[0]["ops"]
-    path = Path("arena.html")
-    done = plan(SCHEDULE, CHAIN, "--arena", "--alignment", 4, "--plot-arena", path, status=0)
-    told(done.err, "map")
-    assert "copies and workspaces in 304 B" in path.read_text()
-    assert plan(SCHEDULE, CHAIN, "--arena", "--plot-arena", Path("x")).status == 2
 
 
 def test_solve_writes_plan_and_map():
@@ -217,9 +212,7 @@ def test_addresses_are_part_of_the_plan_file(told):
     assert any("overlaps" in violation for violation in verified.json["violations"])
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--alignment", 8), ("--plot-arena", "x.html"), ("--arena", "--alignment", 12)]
-)
+@pytest.mark.parametrize("arguments", [("--alignment", 8), ("--arena", "--alignment", 12)])
 def test_options_of_addresses_are_checked(arguments, told):
     """What says nothing together is told."""
     told(plan(SCHEDULE, CHAIN, *arguments, status=2).err)

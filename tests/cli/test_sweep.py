@@ -130,26 +130,6 @@ def test_ended_sweep_is_resumed(blow):
     assert after.count(b"\n") == 14
 
 
-@pytest.mark.slow
-def test_sweeps_of_one_folder_share_the_work():
-    """Two at the same time: each cell is solved once, and both end with all of them."""
-    arguments = ["sweep", "mlp", "resnet18-cifar", "--devices", "rpi4b", "--quiet", "--json"]
-    arguments += ["--ram", "75%,80%,85%,90%", "--methods", "swap-advisor,dtr", "--cold"]
-    command = [sys.executable, "-m", "poetmodel", *arguments, "--out", str(Path("sweep"))]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    ended = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert [errors for _, errors in ended] == ["", ""]  # no semaphores are left, either
-    first, second = (json.loads(output)["cells"] for output, _ in ended)
-    assert first == second
-    lines = (Path("sweep") / "cells.jsonl").read_text().splitlines()
-    keys = [json.loads(line)["key"] for line in lines]
-    assert len(keys) == len(set(keys)) == len(first) == 16
-
-
 # -- bench ---------------------------------------------------------------------------------------
 SMALL = Figure(
     name="small",

@@ -1,18 +1,19 @@
 """What the charts of a report show: a schedule, and how a solve went."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from kit.instances import seeded
-from kit.plans import random_plan, random_state_plan
+from kit.plans import plan, random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
-from poetmodel.plan import check_plan
+from poetmodel.plan import Arena, check_arena, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.report.charts import (
@@ -21,7 +22,7 @@ from poetmodel.report.charts import (
     gauge_chart,
     map_chart,
 )
-from poetmodel.report.pictures import Kind, stage_map
+from poetmodel.report.pictures import Kind, moves_in_words
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -37,18 +38,31 @@ def cells(chart):
     return found
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_runs_are_the_cells_of_the_map(*, recompute):
-    """The packed form holds what the other pictures draw."""
-    one = subject(skip_problem(recompute=recompute))
-    found = cells(map_chart(one.graph, one.schedule))
-    grid = stage_map(one.graph, one.schedule)
-    assert {place: kind for place, (kind, _, _) in found.items()} == {
-        (cell.row, cell.column): cell.kind for cell in grid.cells
+def test_cells_tell_what_happens():
+    """Computed, recomputed, paged in, kept; page-outs are marked; several tensors share a cell."""
+    graph = skip_graph(mask=True)  # tensors 2 and 3 are both of node c
+    schedule = Schedule(
+        R=((0, 0), (1, 1), (2, 2), (2, 1), (3, 3)),
+        S_RAM=((1, 0), (2, 0), (3, 2), (3, 3)),
+        S_AUX=((1, 0), (2, 0), (3, 0)),
+        M_in=((3, 0),),
+        M_out=((0, 0), (2, 3)),
+    )
+    chart = map_chart(graph, schedule)
+    assert chart["columns"] == ["a", "b", "c", "d"]
+    found = {place: (kind, marked) for place, (kind, marked, _) in cells(chart).items()}
+    assert found == {
+        (0, 0): (Kind.COMPUTED, True),
+        (1, 0): (Kind.KEPT, False),
+        (1, 1): (Kind.COMPUTED, False),
+        (2, 0): (Kind.KEPT, False),
+        (2, 1): (Kind.RECOMPUTED, False),
+        (2, 2): (Kind.COMPUTED, True),
+        (3, 0): (Kind.PAGED_IN, False),
+        (3, 2): (Kind.KEPT, False),
+        (3, 3): (Kind.COMPUTED, False),
     }
-    assert {place for place, (_, marked, _) in found.items() if marked} == {
-        (cell.row, cell.column) for cell in grid.cells if cell.mark
-    }
+    assert moves_in_words(schedule) == "1 recomputation, 2 page-outs, 1 page-in"
 
 
 def test_labels_count_the_bytes_of_what_happens():
@@ -84,6 +98,37 @@ def test_addresses_of_the_plan():
     assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
     assert chart["end"] == one.simulation.makespan_s
     assert address_chart(replace(one, places=None)) is None
+
+
+def test_map_of_addresses():
+    """A box for each copy, from its instruction to its free, coloured by how it came there."""
+    graph = skip_graph(workspace=True)
+    made = plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
+    costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
+    copies = ((0, 0, 0), (2, 1, 8), (3, 2, 16), (6, 1, 24), (9, 0, 0), (11, 3, 8))
+    offsets = [(p, "output", i, at) for p, i, at in copies]
+    offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
+    arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
+    check, places = check_plan(graph, costs, made), check_arena(graph, made, arena)
+    shown = SimpleNamespace(graph=graph, plan=made, check=check, places=places)
+    chart = address_chart(shown)
+    assert (chart["x_name"], chart["y_name"]) == ("time [s]", "address [B]")
+    assert (chart["end"], chart["limit"], chart["limit_name"]) == (19, 30, "arena 30 B")
+    # c ends at 6 s; b again from 6 s to 8 s; then a goes, and is back at 15 s.
+    assert [
+        (words.partition(":")[0], KINDS[kind], start, start + length, low, low + height)
+        for kind, start, length, low, height, words, _ in chart["boxes"]
+    ] == [
+        ("a", Kind.COMPUTED, 0, 8, 0, 4),
+        ("b", Kind.COMPUTED, 1, 6, 8, 14),
+        ("b", Kind.WORKSPACE, 1, 3, 4, 5),
+        ("c", Kind.COMPUTED, 3, 19, 16, 21),
+        ("b", Kind.RECOMPUTED, 6, 8, 24, 30),
+        ("b", Kind.WORKSPACE, 6, 8, 4, 5),
+        ("a", Kind.PAGED_IN, 8, 19, 0, 4),
+        ("d", Kind.COMPUTED, 15, 19, 8, 11),
+    ]
+    assert chart["boxes"][0][5] == "a: computed, 4 B, at 0 to 4, instructions from 0 to 8"
 
 
 # -- several schedules, and the RAM of their device ------------------------------------------------
@@ -151,8 +196,7 @@ def test_the_ghost_is_keep_all():
 def test_without_costs_it_goes_by_instruction():
     """Without costs there are no times, and the peak is the simulator's.
 
-    One that cannot run is drawn by step, as far as it names what is there: the RAM that the
-    simulator found, without bands.
+    One that cannot run has no timeline.
     """
     one = subject(skip_problem(recompute=False))
     chart = timeline_chart(replace(one, plan=None, check=None, places=None, costs=None))
@@ -162,9 +206,7 @@ def test_without_costs_it_goes_by_instruction():
     broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
     one = subject(skip_problem(), broken)
     assert one.plan is None
-    chart = timeline_chart(one)
-    assert (set(chart["ops"]), chart["stays"]) == ({"s"}, [])
-    assert chart["during"] == [point.ram_bytes for point in one.simulation.curve]
+    assert timeline_chart(one) is None
 
 
 @pytest.mark.parametrize("planned", [True, False])

@@ -7,107 +7,13 @@ from itertools import pairwise
 import pytest
 
 from kit.pages import read_page
-from kit.plans import plan
-from kit.worked import even_costs, skip_graph
+from kit.worked import even_costs
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph import Graph, operation
-from poetmodel.placement import place
-from poetmodel.plan import Arena, check_arena, check_plan
+from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.report.drawing import check_picture, draw_addresses, draw_plan, draw_stages
-from poetmodel.report.pictures import Kind, address_map, stage_map
-from poetmodel.report.scheme import DARK, INK, PAPER, following_scheme
-from poetmodel.schedule import Schedule, checkpoint_all
-
-
-def test_cells_tell_what_happens():
-    """Computed, recomputed, paged in, kept; page-outs are marked; several tensors share a cell."""
-    graph = skip_graph(mask=True)  # tensors 2 and 3 are both of node c
-    schedule = Schedule(
-        R=((0, 0), (1, 1), (2, 2), (2, 1), (3, 3)),
-        S_RAM=((1, 0), (2, 0), (3, 2), (3, 3)),
-        S_AUX=((1, 0), (2, 0), (3, 0)),
-        M_in=((3, 0),),
-        M_out=((0, 0), (2, 3)),
-    )
-    grid = stage_map(graph, schedule)
-    assert grid.rows == grid.columns == ("a", "b", "c", "d")
-    cells = {(cell.row, cell.column): (cell.kind, cell.mark) for cell in grid.cells}
-    assert cells == {
-        (0, 0): (Kind.COMPUTED, Kind.PAGED_OUT),
-        (1, 0): (Kind.KEPT, None),
-        (1, 1): (Kind.COMPUTED, None),
-        (2, 0): (Kind.KEPT, None),
-        (2, 1): (Kind.RECOMPUTED, None),
-        (2, 2): (Kind.COMPUTED, Kind.PAGED_OUT),
-        (3, 0): (Kind.PAGED_IN, None),
-        (3, 2): (Kind.KEPT, None),
-        (3, 3): (Kind.COMPUTED, None),
-    }
-    assert grid.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.KEPT, Kind.PAGED_IN)
-    assert grid.marks == (Kind.PAGED_OUT,)
-    assert grid.title == "skip: 1 recomputation, 2 page-outs, 1 page-in"
-
-
-def test_map_of_addresses():
-    """A box for each copy, from its instruction to its free, coloured by how it came there."""
-    graph = skip_graph(workspace=True)
-    made = plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
-    costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
-    copies = ((0, 0, 0), (2, 1, 8), (3, 2, 16), (6, 1, 24), (9, 0, 0), (11, 3, 8))
-    offsets = [(p, "output", i, at) for p, i, at in copies]
-    offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
-    arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
-    picture = address_map(
-        graph, made, check_plan(graph, costs, made), check_arena(graph, made, arena)
-    )
-    assert picture.title == "skip: 8 copies and workspaces in 30 B, lower bound 16 B"
-    assert (picture.time_name, picture.address_name) == ("time [s]", "address [B]")
-    assert (picture.end, picture.limit, picture.limit_name) == (19, 30, "arena 30 B")
-    # c ends at 6 s; b again from 6 s to 8 s; then a goes, and is back at 15 s.
-    assert [
-        (box.details.partition(":")[0], box.kind, box.start, box.end, box.low, box.high)
-        for box in picture.boxes
-    ] == [
-        ("a", Kind.COMPUTED, 0, 8, 0, 4),
-        ("b", Kind.COMPUTED, 1, 6, 8, 14),
-        ("b", Kind.WORKSPACE, 1, 3, 4, 5),
-        ("c", Kind.COMPUTED, 3, 19, 16, 21),
-        ("b", Kind.RECOMPUTED, 6, 8, 24, 30),
-        ("b", Kind.WORKSPACE, 6, 8, 4, 5),
-        ("a", Kind.PAGED_IN, 8, 19, 0, 4),
-        ("d", Kind.COMPUTED, 15, 19, 8, 11),
-    ]
-    assert picture.boxes[0].details == "a: computed, 4 B, at 0 to 4, instructions from 0 to 8"
-
-
-# -- colours of dark pages -------------------------------------------------------------------------
-LIGHT = """<?xml version="1.0"?>
-<svg xmlns="http://www.w3.org/2000/svg" width="10">
- <rect style="fill: #ffffff; stroke: #b0b0b0"/><text>a</text>
-</svg>"""
-
-
-def _luminance(colour):
-    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_colours_of_dark_pages_are_rules_of_the_picture():
-    """Paper and lines that occur have their dark colours, text is light; what it was stays.
-
-    Ink has a contrast of more than 7 to the paper, as accessibility guides want at best.
-    """
-    text = following_scheme(LIGHT)
-    style = re.search(r"<style>@media \(prefers-color-scheme:dark\)(.*)</style>", text)
-    assert f'[style*="fill: #ffffff"]{{fill:{PAPER}!important}}' in style[1]
-    assert f'[style*="stroke: #b0b0b0"]{{stroke:{DARK["#b0b0b0"]}!important}}' in style[1]
-    assert f"text{{fill:{INK}}}" in style[1]
-    assert "#0072b2" not in style[1]
-    assert text.replace(f"\n {style[0]}", "") == LIGHT
-    assert (_luminance(INK) + 0.05) / (_luminance(PAPER) + 0.05) > 7
-
+from poetmodel.report.drawing import check_picture, draw_plan, draw_stages
+from poetmodel.schedule import checkpoint_all
 
 # -- files ---------------------------------------------------------------------------------------
 ODD_NAMES = ("a<b>&amp;", "\u00fc\U0001f600", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
@@ -128,14 +34,11 @@ def draw(which, graph, path):
     check = check_plan(graph, costs, made)
     if which == "timeline":
         draw_plan(graph, made, check, path)
-    elif which == "map":
-        draw_stages(graph, schedule, path)
     else:
-        places = check_arena(graph, made, place(graph, made))
-        draw_addresses(graph, made, check, places, path)
+        draw_stages(graph, schedule, path)
 
 
-@pytest.mark.parametrize("which", ["timeline", "map", "addresses"])
+@pytest.mark.parametrize("which", ["timeline", "map"])
 def test_every_picture_is_a_page(which, tmp_path):
     """With title and language, small, and of the chart that a report has; names are text."""
     pytest.importorskip("plotly")

@@ -1,4 +1,4 @@
-"""The figures of the paper (POET, ICML 2022), and the comparison of solvers, as sweeps.
+"""The figures of the paper (POET, ICML 2022) as sweeps.
 
 A new one is an entry here.
 """
@@ -6,7 +6,6 @@ A new one is an entry here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -35,58 +34,43 @@ class Part:
     deadlines: tuple[str | None, ...] = (None,)
     deadline_counts: str | None = None
     """Which time counts; None takes the device's default."""
-    backends: tuple[str, ...] = ("highs",)
-    formulations: tuple[str | None, ...] = (None,)
-    """Formulations, for methods that need a solver; None takes the default."""
-    limits_s: tuple[float, ...] = ()
-    """Limits of each solve, one run for each [s]; empty takes the figure's."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of the solver, one run for each; a quick figure takes the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure or table of the paper, or a comparison of the same kind."""
+    """One figure or table of the paper."""
 
     name: str
     """Name in ``poetmodel bench``."""
     title: str
     """Description, in one line."""
     paper: str
-    """Statement of the paper; empty if it has no such figure."""
+    """Statement of the paper."""
     parts: tuple[Part, ...]
     limit_s: float
     """Limit of each solve, building included [s]."""
     quick_limit_s: float
     """The same in a quick run [s]."""
-    warm: bool = True
-    """Whether a solve starts from the schedule of the next smaller budget."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return the problems: budgets ascend along each axis, no run is there twice.
 
-        A quick figure has fewer budgets, one seed and shorter limits; a time limit replaces those
-        of the figure [s].
+        A quick figure has fewer budgets and shorter limits; a time limit replaces those of the
+        figure [s].
         """
+        limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)
         ordered: dict[Run, None] = {}
         for part in self.parts:
-            limits_s = (self.quick_limit_s,) if quick else part.limits_s or (self.limit_s,)
-            if time_limit_s is not None:
-                limits_s = (time_limit_s,)
-            for limit_s, seed in product(limits_s, part.seeds[:1] if quick else part.seeds):
-                runs = grid(
-                    part.models,
-                    part.devices,
-                    ram=part.quick_ram if quick else part.ram,
-                    deadlines=part.deadlines,
-                    methods=part.methods,
-                    backends=part.backends,
-                    formulations=part.formulations,
-                    settings=Settings(
-                        deadline_counts=part.deadline_counts, time_limit_s=limit_s, seed=seed
-                    ),
-                )
-                ordered.update(dict.fromkeys(runs))
+            counts = part.deadline_counts
+            runs = grid(
+                part.models,
+                part.devices,
+                ram=part.quick_ram if quick else part.ram,
+                deadlines=part.deadlines,
+                methods=part.methods,
+                settings=Settings(deadline_counts=counts, time_limit_s=limit_s),
+            )
+            ordered.update(dict.fromkeys(runs))
         return tuple(ordered)
 
 
@@ -228,44 +212,8 @@ _TABLE3 = Figure(
     quick_limit_s=5.0,
 )
 
-_SOLVERS = Figure(
-    name="solvers",
-    title="Solvers and formulations: sizes, times, gaps at each limit",
-    paper="",
-    parts=tuple(
-        Part(
-            models=(model,),
-            devices=(device,),
-            ram=ram,
-            quick_ram=quick_ram,
-            methods=("optimal",),
-            deadline_counts=COMPUTE,
-            backends=("highs", "scip", "gurobi"),
-            # of `paper` only the published graphs, which it states as they are
-            formulations=("compact", "paper") if model.startswith("paper/") else ("compact",),
-            limits_s=(10.0, 60.0),
-            seeds=(0, 1, 2),
-        )
-        for model, device, ram, quick_ram in (
-            ("mlp", "mkr1000", ("70%",), ("70%",)),
-            # both formulations fit into the licence that comes with Gurobi
-            ("paper/transformer", "paper-m4", ("90%",), ("90%",)),
-            ("paper/transformer", "paper-a72", ("90%",), ("90%",)),
-            ("paper/linear", "paper-m4", ("50%", "70%"), ("50%",)),
-            ("paper/vgg16-cifar", "paper-m4", ("50%", "70%"), ("70%",)),
-            ("paper/vgg16-cifar", "paper-a72", ("50%", "70%"), ("70%",)),
-            ("paper/resnet18-cifar", "paper-m4", ("50%", "70%"), ()),
-            ("paper/resnet18-cifar", "paper-a72", ("50%", "70%"), ()),
-            ("resnet18-cifar", "rpi4b", ("50%", "70%"), ()),
-        )
-    ),
-    limit_s=60.0,
-    quick_limit_s=10.0,
-    warm=False,
-)
-
 FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
-    {entry.name: entry for entry in (_FIGURE2, _FIGURE3, _FIGURE4, _FIGURE5, _TABLE3, _SOLVERS)}
+    {entry.name: entry for entry in (_FIGURE2, _FIGURE3, _FIGURE4, _FIGURE5, _TABLE3)}
 )
 
 

@@ -10,9 +10,8 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.registry import method
@@ -28,9 +27,11 @@ from poetmodel.files import installed, processor
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
-from poetmodel.result import SolveResult, relative_gap
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 from poetmodel.schedule.relations import HISTORY, RESIDENT
+
+if TYPE_CHECKING:
+    from poetmodel.result import SolveResult
 
 SCHEMA: Final = 1
 NOT_APPLICABLE: Final = "not-applicable"
@@ -145,29 +146,11 @@ def solve_facts(result: SolveResult) -> Record:
         "termination": str(result.termination),
         "result": {key: value for key, value in document.items() if key not in apart},
         "counts": counts,
-        **_course(result),
         **_state(result),
         "statistics": dict(result.statistics),
         "versions": dict(result.versions),
         "schedule": None if schedule is None else document,
     }
-
-
-def _course(result: SolveResult) -> Record:
-    """Return the time of the first schedule, and the primal integral up to the end of the solve.
-
-    The integral is that of ``(incumbent - last) / incumbent`` over time, 1 where there is none yet
-    (Berthold, 2013), with the last incumbent in place of the optimum. Methods that tell nothing on
-    their way have their schedule at the end.
-    """
-    if result.simulation is None:
-        return {"first_schedule_s": None, "primal_integral_s": None}
-    told = [moment for moment in result.history if moment[1] is not None]
-    told = told or [(result.wall_s, result.overhead or 0.0, None)]
-    last, integral_s = told[-1][1] or 0.0, told[0][0]
-    for (begin_s, value, _), (end_s, *_) in pairwise(told):
-        integral_s += (end_s - begin_s) * relative_gap(value or 0.0, last)
-    return {"first_schedule_s": told[0][0], "primal_integral_s": integral_s}
 
 
 def _state(result: SolveResult) -> Record:

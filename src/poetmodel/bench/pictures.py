@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.runs import graph_of
-from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
+from poetmodel.bench.summaries import grouped, overhead_ratio
 from poetmodel.files import write_bytes
+from poetmodel.report.charts import KINDS, map_chart
 from poetmodel.report.drawing import check_picture
-from poetmodel.report.pictures import COLOURS, Grid, GridCell, Kind, Map, Panel, stage_map
-from poetmodel.report.scheme import following_scheme
+from poetmodel.report.pictures import COLOURS, Kind, Map, Panel, moves_in_words
 from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.bench.tables import Row
@@ -33,7 +32,9 @@ PANEL_INCHES: Final = (2.5, 2.3)
 MAP_INCHES: Final = (3.75, 4.0)
 """Width and height of a map [in]."""
 TICKS: Final = 6
-"""Most ticks of a logarithmic axis."""
+"""Most powers of ten that a logarithmic axis names."""
+FEW_DECADES: Final = 100
+"""Ratio of its ends below which it names numbers between these too."""
 LEGEND: Final = 4
 """Columns of the legend."""
 MARKS: Final = "osv^D<>PX*"
@@ -51,8 +52,7 @@ def panels(
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
-    makers = {"solvers": _solved, "table3": _peaks_and_times}
-    return tuple(makers.get(name, overheads)(rows))
+    return tuple((_peaks_and_times if name == "table3" else overheads)(rows))
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
@@ -71,9 +71,9 @@ def _maps(
             continue
         graph = graph_of(row["model"])
         schedule = Schedule.of_entries(document, GraphIdentity.of(graph))
-        grid = stage_map(graph, schedule)
-        moved = grid.title.removeprefix(f"{graph.name}: ")
-        yield Map(title=f"{row['model']}, {row['device']}, {row['ram']}\n{moved}", grid=grid)
+        place = f"{row['model']}, {row['device']}, {row['ram']}"
+        title = f"{place}\n{moves_in_words(schedule)}"
+        yield Map(title=title, chart=map_chart(graph, schedule))
 
 
 def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
@@ -121,24 +121,7 @@ def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
             x_name="peak RAM [KiB]",
             y_name="time [ms]",
             lines=tuple(lines),
-            scale="plain",
-        )
-
-
-def _solved(table: Sequence[Row]) -> Iterable[Panel]:
-    """Yield how many runs each solver and formulation has solved after which time."""
-    for (limit_s,), rows in grouped(table, "time_limit_s").items():
-        lines = []
-        for (formulation, backend), line in grouped(rows, "formulation", "backend").items():
-            times = sorted(row["seconds"] for row in line if is_solved(row))
-            points = tuple((time_s, float(k)) for k, time_s in enumerate(times, start=1))
-            lines.append((f"{formulation}, {backend}", points))
-        yield Panel(
-            title=f"limit {limit_s:g} s",
-            x_name="time [s]",
-            y_name="runs solved",
-            lines=tuple(lines),
-            scale="time",
+            in_percent=False,
         )
 
 
@@ -150,13 +133,11 @@ def check_form(path: Path) -> None:
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, row by row; the same ones give the same bytes.
 
-    At most three panels or two maps stand side by side. SVG follows the colour scheme
-    of the page that shows it.
+    At most three panels or two maps stand side by side.
     """
     check_form(path)
     form = path.suffix[1:].lower()
-    drawn = sheet(shown, form, note=f"data {digest(shown)}")
-    write_bytes(path, following_scheme(drawn.decode()).encode() if form == "svg" else drawn)
+    write_bytes(path, sheet(shown, form, note=f"data {digest(shown)}"))
 
 
 # -- drawing, by matplotlib -----------------------------------------------------------------------
@@ -214,20 +195,12 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
             linewidth=1.8 if main else 0.9,
             marker=MARKS[slot % len(MARKS)],
             markersize=3,
-            drawstyle="steps-post" if panel.scale == "time" else "default",
             zorder=2 if main else 3,  # what reaches the optimum is seen on it
         )
     axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
     axis.locator_params(axis="x", nbins=4)
-    if panel.scale == "overhead":
+    if panel.in_percent:
         _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
-    elif panel.scale == "time":
-        from matplotlib.ticker import MaxNLocator, NullFormatter
-
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(visible=True, linewidth=0.2)
     if not handles:
         axis.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")
@@ -236,86 +209,51 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
 
 
 def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
-    """Draw one map; return a patch for each kind by its word."""
-    from matplotlib.patches import Patch
-
-    grid = shown.grid
-    _draw_cells(axis, grid)
-    axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
-    axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
-    axis.set_title(shown.title)
-    axis.grid(visible=True, linewidth=0.1)
-    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in (*grid.kinds, *grid.marks)}
-
-
-def _draw_cells(axes: Any, picture: Grid) -> None:
-    """Draw the cells of a grid and their marks, above grid lines, and name the axes."""
+    """Draw one map, page-outs as marks over its cells; return a patch for each kind by its word."""
     from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Polygon, Rectangle
+    from matplotlib.patches import Patch, Polygon, Rectangle
 
-    for kind in picture.kinds:
-        runs = [
-            Rectangle((column - 0.5, first - 0.5), 1, last - first + 1)
-            for column, first, last in _runs(cell for cell in picture.cells if cell.kind == kind)
-        ]
-        axes.add_collection(PatchCollection(runs, facecolor=COLOURS[kind], linewidth=0))
-    for mark in picture.marks:
-        corners = [
+    names, labels = shown.chart["columns"], shown.chart["labels"]
+    shapes: dict[Kind, list[Any]] = {kind: [] for kind in KINDS}
+    for x, first, last, label in shown.chart["runs"]:
+        number, is_marked, _ = labels[label]
+        shapes[KINDS[number]].append(Rectangle((x - 0.5, first - 0.5), 1, last - first + 1))
+        shapes[Kind.PAGED_OUT] += (
             Polygon([(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)])
-            for x, y in ((cell.column, cell.row) for cell in picture.cells if cell.mark == mark)
-        ]
-        axes.add_collection(PatchCollection(corners, facecolor=COLOURS[mark], linewidth=0))
-    axes.set(xlim=(-0.5, len(picture.columns) - 0.5), ylim=(len(picture.rows) - 0.5, -0.5))
-    axes.set(xlabel=picture.column_name, ylabel=picture.row_name)
-    axes.set_axisbelow(True)
-
-
-def _runs(cells: Iterable[GridCell]) -> Iterator[tuple[int, int, int]]:
-    """Yield column, first and last row of cells that follow each other in a column."""
-    places = sorted((cell.column, cell.row) for cell in cells)
-    first = 0
-    for k, (column, row) in enumerate(places):
-        if k + 1 == len(places) or places[k + 1] != (column, row + 1):
-            yield column, places[first][1], row
-            first = k + 1
+            for y in range(first, last + 1)
+            if is_marked
+        )
+    drawn = [kind for kind in KINDS if shapes[kind]]
+    for kind in drawn:
+        collection = PatchCollection(shapes[kind], facecolor=COLOURS[kind], linewidth=0)
+        axis.add_collection(collection)
+    axis.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(names) - 0.5, -0.5), title=shown.title)
+    axis.set(xlabel="node", ylabel="stage, by the node it first computes")
+    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=5)
+    axis.set_yticks(range(len(names)), names, fontsize=5)
+    axis.set_axisbelow(True)
+    axis.grid(visible=True, linewidth=0.1)
+    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in drawn}
 
 
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
     """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
     positive = [overhead for overhead in overheads if overhead > 0]
     if not positive:
         axis.yaxis.set_major_formatter("{x:g} %")
         return
+    least, most = min(positive), max(positive)
+    steps = (1, 2, 5) if most < FEW_DECADES * least else (1,)
     if len(positive) == len(overheads):
         axis.set_yscale("log")
+        ticks: Any = LogLocator(subs=steps, numticks=TICKS)
     else:
-        axis.set_yscale("symlog", linthresh=min(positive))
+        axis.set_yscale("symlog", linthresh=least)
         axis.set_ylim(bottom=0)
-    ticks = round_ticks(min(positive), max(positive))
-    zero = [] if len(positive) == len(overheads) else [0.0]
-    axis.set_yticks([*zero, *ticks], labels=[f"{tick:g} %" for tick in (*zero, *ticks)])
+        ticks = SymmetricalLogLocator(base=10, linthresh=least, subs=steps)
+        ticks.set_params(numticks=TICKS)
+    axis.yaxis.set_major_locator(ticks)
+    axis.yaxis.set_major_formatter("{x:g} %")
     axis.yaxis.set_minor_locator(NullLocator())
-
-
-def round_ticks(least: float, most: float) -> list[float]:
-    """Return round values of a logarithmic axis, both ends within or nearly so; at most `TICKS`.
-
-    Steps of 1, 2, 5 where they are few enough, else of 1, 3, or powers of ten, some left out.
-
-    Examples
-    --------
-    >>> round_ticks(0.06, 0.9)
-    [0.05, 0.1, 0.2, 0.5, 1.0]
-    """
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    powers = [float(f"1e{power}") for power in range(low, high + 1)]
-    candidates = powers
-    for steps in ((1, 2, 5), (1, 3)):
-        ticks = sorted(float(f"{step * power:.0e}") for power in powers for step in steps)
-        first = max((k for k, tick in enumerate(ticks) if tick <= least), default=0)
-        last = next((k for k, tick in enumerate(ticks) if tick >= most), len(ticks) - 1)
-        if last - first < TICKS:
-            return ticks[first : last + 1]
-    return candidates[:: -(-len(candidates) // TICKS)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.registry import method
 from poetmodel.bench.measurement import FAILED, Record, failure, measure
-from poetmodel.bench.store import Claim, RecordFile, Store
+from poetmodel.bench.store import RecordFile, Store
 from poetmodel.bench.workers import LocalProcesses
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from poetmodel.bench.runs import Run
 
-POLL_S: Final = 0.2
-"""How long to wait before asking again whether another sweep has let go of a run [s]."""
 TRIES: Final = 2
 """How often a run is begun whose process dies."""
 
@@ -80,9 +78,6 @@ def sweep(
     -----
     Ctrl-C, or killing the sweep, loses the runs that are under way. Where a process dies, its run
     is begun again in a fresh one, and recorded as failed when that dies too.
-
-    Sweeps that run in one folder at the same time share the work: a run is solved by the sweep
-    that claims it first, and claims end with their sweep.
     """
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
@@ -164,10 +159,6 @@ class RunQueue(Generic[AnyRun]):
     begun_s: float = field(default_factory=time.monotonic)
     deaths: Counter[Hashable] = field(default_factory=Counter)
     """How often a process has died at a run."""
-    before: dict[Hashable, Record] = field(default_factory=dict)
-    """The failures of earlier sweeps, by key."""
-    claims: dict[Hashable, Claim] = field(default_factory=dict)
-    """The runs that this process may do, by key."""
 
     def __post_init__(self) -> None:
         finished = self.store.finished()
@@ -177,68 +168,20 @@ class RunQueue(Generic[AnyRun]):
                 self.skipped += 1
                 continue
             chains.setdefault(self.chain_of(run), []).append(run)
-            if record := self.store.record(run.key):
-                self.before[run.key] = record
         self.todo = list(chains.values())
 
     def run(self, pool: Executor, width: int) -> None:
-        """Do all runs that no other process has done; `width` is how many at a time."""
+        """Do all runs; `width` is how many at a time."""
         self._tell()
         running: dict[Future[Record], list[AnyRun]] = {}
-        try:
-            while self.todo or running:
-                for chain in self._claimed(width - len(running)):
-                    run = chain[0]
-                    running[pool.submit(self.measure, run.to_dict(), self.start_of(run))] = chain
-                if not running:
-                    time.sleep(POLL_S)
-                    continue
-                waits = POLL_S if self.todo and len(running) < width else None
-                ended, _ = wait(running, timeout=waits, return_when=FIRST_COMPLETED)
-                again = [self._settle(future, running.pop(future)) for future in ended]
-                self.todo[:0] = [chain for chain in again if chain]
-        finally:
-            for claim in self.claims.values():
-                claim.release()
-
-    def _claimed(self, most: int) -> list[list[AnyRun]]:
-        """Take chains whose first run nobody else does; leave out what others have done."""
-        taken: list[list[AnyRun]] = []
-        left: list[list[AnyRun]] = []
-        for chain in self.todo:
-            mine = False
-            while len(taken) < most and chain and not mine and self._claim(chain[0]):
-                mine = not self._done_elsewhere(chain[0])
-                if not mine:
-                    del chain[0]
-            if mine:
-                taken.append(chain)
-            elif chain:
-                left.append(chain)
-        self.todo = left
-        return taken
-
-    def _claim(self, run: AnyRun) -> bool:
-        """Whether this process may do a run."""
-        if run.key not in self.claims:
-            claim = self.store.claim(run.key)
-            if claim is not None:
-                self.claims[run.key] = claim
-        return run.key in self.claims
-
-    def _done_elsewhere(self, run: AnyRun) -> bool:
-        """Whether another process has recorded a run meanwhile, and count it then."""
-        record = self.store.record(run.key)
-        if record is None or record == self.before.get(run.key):
-            return False
-        self._count(run, record)
-        return True
-
-    def _count(self, run: AnyRun, record: Record) -> None:
-        self.claims.pop(run.key).release()
-        self.done += 1
-        self.failed += record["status"] == FAILED
-        self._tell(record)
+        while self.todo or running:
+            while self.todo and len(running) < width:
+                chain = self.todo.pop(0)
+                run = chain[0]
+                running[pool.submit(self.measure, run.to_dict(), self.start_of(run))] = chain
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            again = [self._settle(future, running.pop(future)) for future in ended]
+            self.todo[:0] = [chain for chain in again if chain]
 
     def _settle(self, future: Future[Record], chain: list[AnyRun]) -> list[AnyRun]:
         """Record the first run of a chain; return what is left of it to run."""
@@ -249,7 +192,9 @@ class RunQueue(Generic[AnyRun]):
                 return chain
         record = future.result() if error is None else self.failure(run, error)
         self.store.add(record)
-        self._count(run, record)
+        self.done += 1
+        self.failed += record["status"] == FAILED
+        self._tell(record)
         return chain[1:]
 
     def _tell(self, last: Record | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Records in files of JSON lines, and the folder of a sweep: records, schedules and claims."""
+"""Records in files of JSON lines, and the folder of a sweep: records and schedules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import FAILED, Record
 from poetmodel.files import read_bytes, write_text, writing
 
-if sys.platform != "win32":  # there, sweeps of one folder do not know of each other
+if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 RECORDS: Final = "cells.jsonl"
 SCHEDULES: Final = "schedules"
 """Folder of the schedule files, each by the key of its run."""
-CLAIMS: Final = "claims"
-"""Folder with a locked file for each run that some sweep is solving."""
 _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 """Fields of every record of a sweep."""
 
@@ -46,29 +43,21 @@ class RecordFile:
     def __init__(self, path: Path, key_of: Callable[[Record], Hashable]) -> None:
         self.path = path
         self._key_of = key_of
-        self._found: dict[Hashable, Record] = {}
-        self._read_bytes = 0
 
     def records(self) -> list[Record]:
         """Return all records, the last one of each key, in the order of the file."""
-        self._read_on()
-        return list(self._found.values())
+        return list(self._by_key().values())
 
     def finished(self) -> dict[Hashable, Record]:
         """Return the records of the runs that need not be repeated, by key."""
-        self._read_on()
-        return {key: record for key, record in self._found.items() if record["status"] != FAILED}
-
-    def record(self, key: Hashable) -> Record | None:
-        """Return the record of a run as it is now, other processes' included; None without one."""
-        self._read_on()
-        return self._found.get(key)
+        found = self._by_key().items()
+        return {key: record for key, record in found if record["status"] != FAILED}
 
     def add(self, record: Record) -> None:
         """Write a record."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
         with writing(self.path), self.path.open("a+b") as stream:
-            _lock(stream.fileno(), wait=True)  # until the file is closed
+            _lock(stream.fileno())
             self._end_last_line(stream)
             size = stream.seek(0, os.SEEK_END)
             try:
@@ -79,30 +68,17 @@ class RecordFile:
                 os.ftruncate(stream.fileno(), size)
                 raise
 
-    def claim(self, key: Hashable) -> Claim | None:  # noqa: ARG002 - of those that are shared
-        """Return the right to solve a run, None while another process has it."""
-        return Claim()
+    def _by_key(self) -> dict[Hashable, Record]:
+        content = read_bytes(self.path) if self.path.exists() else b""
+        return dict(filter(None, map(self._parse, content.split(b"\n"))))
 
-    def _read_on(self) -> None:
-        """Read the lines that have come since the last time."""
-        if not self.path.exists():
-            return
-        if self.path.stat().st_size < self._read_bytes:  # somebody made the file shorter
-            self._found.clear()
-            self._read_bytes = 0
-        content = read_bytes(self.path, begin=self._read_bytes)
-        for line in content.split(b"\n"):
-            self._parse(line)
-        self._read_bytes += content.rfind(b"\n") + 1
-
-    def _parse(self, line: bytes) -> bool:
-        """Keep the record of a line; return whether it holds one."""
+    def _parse(self, line: bytes) -> tuple[Hashable, Record] | None:
+        """Return the record of a line with its key; None where it holds none."""
         try:
             record = json.loads(line)
-            self._found[self._key_of(record)] = record
+            return self._key_of(record), record
         except (ValueError, RecursionError, LookupError, TypeError):
-            return False
-        return True
+            return None
 
     def _end_last_line(self, stream: BinaryIO) -> None:
         size = stream.seek(0, os.SEEK_END)
@@ -112,7 +88,7 @@ class RecordFile:
         stream.seek(0)
         content = stream.read()
         torn = content[content.rfind(b"\n") + 1 :]
-        if self._parse(torn):
+        if self._parse(torn) is not None:
             stream.write(b"\n")
         else:
             stream.truncate(size - len(torn))
@@ -130,10 +106,6 @@ class Store(RecordFile):
     ------
     InputError
         If the folder cannot be made.
-
-    Notes
-    -----
-    Several sweeps may write at the same time, each run by the one that claims it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -148,13 +120,6 @@ class Store(RecordFile):
             text = json.dumps(record["schedule"], allow_nan=False)
             write_text(self._schedule_path(record["key"]), text + "\n")
         super().add({key: value for key, value in record.items() if key != "schedule"})
-
-    def claim(self, key: Hashable) -> Claim | None:
-        """Return the right to solve a run, None while another sweep has it.
-
-        It ends with `Claim.release`, or with this process however that ends.
-        """
-        return Claim.take(self.folder / CLAIMS / str(key))
 
     def schedule(self, key: str) -> dict[str, Any] | None:
         """Return the content of the schedule file of a run, None where there is no whole one."""
@@ -174,46 +139,8 @@ def _key(record: Record) -> str:
     return str(record["key"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The right to solve a run: a file that is locked while this process lives, or `release`."""
-
-    path: Path | None = None
-    """The file, which is there for the lock alone; None where nobody else solves anything."""
-    descriptor: int = -1
-
-    @classmethod
-    def take(cls, path: Path) -> Claim | None:
-        """Lock a file, which is made where it is missing; None where another process has it."""
-        while True:
-            with writing(path):
-                path.parent.mkdir(exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            if not _lock(descriptor):
-                os.close(descriptor)
-                return None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    return cls(path=path, descriptor=descriptor)
-            os.close(descriptor)  # it was released, and taken away, between opening and locking
-
-    def release(self) -> None:
-        """Take the file away and let others have the lock."""
-        if self.path is None:
-            return
+def _lock(descriptor: int) -> None:
+    """Lock a file until it is closed; file systems without locks have none."""
+    if sys.platform != "win32":
         with suppress(OSError):
-            self.path.unlink()
-        os.close(self.descriptor)
-
-
-def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Whether a file could be locked; file systems without locks always let it."""
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+            fcntl.flock(descriptor, fcntl.LOCK_EX)

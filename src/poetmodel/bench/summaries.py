@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import NOT_APPLICABLE, NOT_INSTALLED, REFUSED
-from poetmodel.result import Status, Termination
+from poetmodel.result import Status
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -15,12 +14,8 @@ if TYPE_CHECKING:
 
     from poetmodel.bench.tables import Row
 
-SHIFT_S: Final = 1.0
-"""Shift of geometric means of times [s]."""
 PROVEN: Final = 1e-4
 """A gap up to this counts as closed, as the solves were asked for."""
-ROUNDING: Final = 1e-9
-"""A gap up to this is one of rounding."""
 _WORDS: Final[Mapping[str, str]] = {
     NOT_APPLICABLE: "-",
     Status.INFEASIBLE: "impossible",
@@ -44,7 +39,7 @@ class Summary:
 
 def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Return the tables of a figure, of rows as `poetmodel.bench.tables.rows` gives them."""
-    makers = {"figure2": _by_map, "table3": _pofo, "solvers": _solvers}
+    makers = {"figure2": _by_map, "table3": _pofo}
     return tuple(makers.get(name, _by_method)(rows))
 
 
@@ -72,11 +67,6 @@ def overhead_ratio(row: Row) -> float | None:
 def percent(ratio: float | None) -> str:
     """Return a fraction as a percentage with three digits, or a dash."""
     return "-" if ratio is None else f"{100 * ratio:.3g} %"
-
-
-def shifted_mean_s(times_s: Sequence[float]) -> float:
-    """Return the geometric mean of times shifted by `SHIFT_S` [s]."""
-    return statistics.geometric_mean(time_s + SHIFT_S for time_s in times_s) - SHIFT_S
 
 
 # -- overheads ---------------------------------------------------------------------------------
@@ -119,7 +109,7 @@ def _by_map(rows: Sequence[Row]) -> Iterable[Summary]:
     lines = []
     for row in rows:
         counts = (_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
-        lines.append((*(row[name] for name in INSTANCE), *counts, _overhead(row)))
+        lines.append((*(row[name] for name in ("model", "device", "ram")), *counts, _overhead(row)))
     words = ("model", "device", "RAM")
     yield Summary(
         title="Schedules of the maps",
@@ -180,99 +170,3 @@ def _less(row: Row, least: Row | None) -> tuple[str, str]:
         return "none", ""
     ram, time = (1 - least[name] / row[name] for name in ("peak_ram_bytes", "makespan_s"))
     return format_bytes(least["peak_ram_bytes"]), f"{percent(ram)} RAM, {percent(time)} time"
-
-
-# -- solvers -----------------------------------------------------------------------------------
-
-
-def _solvers(table: Sequence[Row]) -> Iterable[Summary]:
-    """Yield the means of each solver and formulation, and every instance."""
-    yield _means(table)
-    limits_s = sorted({row["time_limit_s"] for row in table})
-    lines = []
-    for key, rows in grouped(table, *INSTANCE, "formulation", "backend").items():
-        at = {limit_s: middle(seeds) for (limit_s,), seeds in grouped(rows, "time_limit_s").items()}
-        shown = at[max(at)]
-        lines.append(
-            (
-                *key,
-                *(_count(shown[name]) for name in ("columns", "rows", "nodes")),
-                *(seconds(shown[name]) for name in ("build_s", "solve_s")),
-                *(_gap(at[limit_s]) if limit_s in at else "" for limit_s in limits_s),
-            )
-        )
-    words = ("model", "device", "RAM", "formulation", "solver")
-    figures = ("columns", "rows", "nodes", "build", "solve")
-    yield Summary(
-        title="Instances",
-        heads=(*words, *figures, *(f"gap at {limit_s:g} s" for limit_s in limits_s)),
-        rows=tuple(lines),
-        words=len(words),
-    )
-
-
-INSTANCE: Final = ("model", "device", "ram")
-"""Maker of an instance in the comparison of solvers."""
-
-
-def _means(table: Sequence[Row]) -> Summary:
-    longest_s = max((row["time_limit_s"] for row in table), default=0.0)
-    lines = []
-    for (formulation, backend), rows in grouped(table, "formulation", "backend").items():
-        longest = (row for row in rows if row["time_limit_s"] == longest_s)
-        of = [middle(seeds) for seeds in grouped(longest, *INSTANCE).values()]
-        tried = [row for row in of if row["status"] not in (REFUSED, NOT_INSTALLED)]
-        mean = seconds(shifted_mean_s([row["seconds"] for row in tried])) if tried else "-"
-        without_answer = (sum(row["status"] == s for row in of) for s in (REFUSED, NOT_INSTALLED))
-        counts = (len(of), *without_answer, sum(map(is_solved, tried)))
-        lines.append((formulation, backend, *(f"{count}" for count in counts), mean))
-    counted = ("instances", "refused", "not installed", "solved")
-    return Summary(
-        title=f"Solvers, limit {longest_s:g} s: geometric means of times shifted by {SHIFT_S:g} s",
-        heads=("formulation", "solver", *counted, "mean time"),
-        rows=tuple(lines),
-        words=2,
-    )
-
-
-def middle(rows: Sequence[Row]) -> Row:
-    """Return the row of the median time among seeds, the slower of two."""
-    return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
-
-
-def is_solved(row: Row) -> bool:
-    """Whether a solver closed the gap, or proved that there is no schedule."""
-    if row["status"] in (REFUSED, NOT_INSTALLED):
-        return False
-    gap = solver_gap(row)
-    return row["status"] == Status.INFEASIBLE or (gap is not None and gap <= PROVEN)
-
-
-def is_never_begun(row: Row) -> bool:
-    """Whether building took all of the limit, so that the solver was not called."""
-    return row["termination"] == Termination.TIME_LIMIT and not row["solve_s"]
-
-
-def solver_gap(row: Row) -> float | None:
-    """Return the gap of what was solved: the problem, or the looser model of ``paper``.
-
-    Where building took all of the limit, the solver has none: the schedule is not its own.
-    """
-    gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
-    return None if is_never_begun(row) else gap
-
-
-def _gap(row: Row) -> str:
-    ended = row["status"] in (REFUSED, NOT_INSTALLED, Status.INFEASIBLE)
-    return without(row) if ended else gap_words(row)
-
-
-def gap_words(row: Row) -> str:
-    """Return the gap of what was solved, in words."""
-    gap = solver_gap(row)
-    return "none in time" if gap is None else percent(gap if gap > ROUNDING else 0.0)
-
-
-def seconds(value: float | None) -> str:
-    """Return a time with three digits, or a dash."""
-    return "-" if value is None else f"{value:.3g} s"

@@ -37,7 +37,6 @@ _COUNTS: Final = ("recomputed", "paged_out", "paged_in")
 _STATE: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
 _SIZES: Final = ("columns", "rows", "nodes", "root_bound")
 _MODEL: Final = ("model_value", "model_bound")
-_COURSE: Final = ("first_schedule_s", "primal_integral_s")
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
@@ -84,7 +83,6 @@ def _row(record: Record) -> Row:
     statistics = record.get("statistics") or {}
     row |= {name: statistics.get(name) for name in (*_SIZES, *_MODEL)}
     row["model_gap"] = model_gap(statistics)
-    row |= {name: record.get(name) for name in _COURSE}
     row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
     return row
 

@@ -397,7 +397,7 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise unless the files of options can be written, and are neither inputs nor the same.
 
-    Those of ``--plot`` and ``--plot-arena`` must be a known kind of picture.
+    That of ``--plot`` must be a known kind of picture.
     """
     from poetmodel.files import check_writable
 
@@ -405,7 +405,7 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
     for name, path in outputs:
         if path is None:
             continue
-        if name in ("--plot", "--plot-arena"):
+        if name == "--plot":
             from poetmodel.report.drawing import check_picture
 
             check_picture(path)

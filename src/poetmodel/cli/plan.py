@@ -76,15 +76,6 @@ class PlanOptions:
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw what is in RAM over time, core and bus, *.html."
     )
-    plot_arena: Path | None = options.output(
-        None, "--plot-arena FILE", "With --arena: draw what lies where and when, likewise."
-    )
-
-    def check(self) -> None:
-        """Raise where options are given that say nothing together."""
-        for name, value in (("--alignment", self.alignment), ("--plot-arena", self.plot_arena)):
-            if value is not None and not self.arena:
-                raise InputError(f"{name}: is about addresses; give --arena too")
 
 
 @options.command("poetmodel plan mlp.json --graph mlp --format text")
@@ -98,15 +89,11 @@ def plan(
     from poetmodel.schedule import check_identity
     from poetmodel.schedule.io import load_document
 
-    wanted.check()
+    if wanted.alignment is not None and not wanted.arena:
+        raise InputError("--alignment: is about addresses; give --arena too")
     path = wanted.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
-    outputs = (
-        ("--out", wanted.out),
-        ("--plot", wanted.plot),
-        ("--plot-arena", wanted.plot_arena),
-    )
-    check_outputs(*outputs, inputs=inputs)
+    check_outputs(("--out", wanted.out), ("--plot", wanted.plot), inputs=inputs)
     document = load_document(path)
     graph = graph_of(source, document.schedule.identity, source=path).graph
     try:
@@ -169,13 +156,6 @@ def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
 
         draw_plan(planned.graph, planned.plan, planned.check, wanted.plot)
         print_written(wanted.plot)
-    if wanted.plot_arena is not None and planned.places is not None:
-        from poetmodel.report.drawing import draw_addresses
-
-        draw_addresses(
-            planned.graph, planned.plan, planned.check, planned.places, wanted.plot_arena
-        )
-        print_written(wanted.plot_arena)
     if json:
         print_json(planned.plan.to_dict(planned.check, planned.arena))
     elif wanted.form == PlanFormat.TEXT and wanted.out is None:

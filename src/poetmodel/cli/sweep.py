@@ -290,10 +290,9 @@ class FigureOptions:
     name: str = options.argument(
         options.REQUIRED,
         "NAME",
-        "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
-        "and Gurobi on two formulations.",
+        "figure2, figure3, figure4, figure5, table3: of the POET paper.",
     )
-    quick: bool = options.how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
+    quick: bool = options.how(False, "--quick", "Fewer budgets, shorter limits.")
     out: Path | None = options.output(
         None,
         "--out DIR",
@@ -319,9 +318,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
     folder = FOLDER / name if wanted.out is None else wanted.out
     figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)
     with progress_bar(wanted=not output.json) as on_progress:
-        records = run_all(
-            figure_runs, folder, workers=runs.workers, warm=figure.warm, on_progress=on_progress
-        )
+        records = run_all(figure_runs, folder, workers=runs.workers, on_progress=on_progress)
     cells = tables.rows(records)
     tables.write_csv(folder / "cells.csv", cells)
     shown = pictures.panels(name, cells, Store(folder).schedule)
@@ -332,7 +329,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
             {
                 "name": name,
                 "title": figure.title,
-                "paper": figure.paper or None,
+                "paper": figure.paper,
                 "cells": cells,
                 "tables": [
                     {"title": table.title, "heads": table.heads, "rows": table.rows}
@@ -346,8 +343,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
         for table in summary:
             heads, rows = table.heads, table.rows
             show(listing(table.title, heads, rows, left=table.words, whole_names=False))
-        if figure.paper:
-            show(f"The paper: {figure.paper}")
+        show(f"The paper: {figure.paper}")
         print_warnings(notes)
     fail_if_failed(cells)
 

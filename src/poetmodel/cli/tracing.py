@@ -258,12 +258,6 @@ class EmulationOptions:
         "--device (default: nrf52840) gives clock, power and storage.",
     )
     core: Core = _emulating(Core.M4, "--core", "The Cortex that the C is built for.")
-    clock: str | None = _emulating(
-        None, "--clock FREQUENCY", "Of the core, such as 64MHz. Default: the device's."
-    )
-    power: str | None = _emulating(
-        None, "--power POWER", "Of the core while it computes, such as 20mW. Default: the device's."
-    )
     instructions_per_cycle: float = _emulating(
         1.0,
         "--instructions-per-cycle NUMBER",
@@ -276,11 +270,8 @@ class EmulationOptions:
 
     def check(self) -> None:
         """Raise if something is given that only emulation takes."""
-        if self.target == ProfileTarget.QEMU:
-            return
-        for option in ("clock", "power", "optimizer"):
-            if getattr(self, option) is not None:
-                raise InputError(f"--{option}: is for --target qemu; give that too")
+        if self.target != ProfileTarget.QEMU and self.optimizer is not None:
+            raise InputError("--optimizer: is for --target qemu; give that too")
 
     def measured(
         self, what: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
@@ -290,13 +281,13 @@ class EmulationOptions:
         from poetmodel.export.measuring import emulated_profile
 
         if costing.power_from is not None:
-            raise InputError("--power-from is for times of this host; with --target qemu: --power")
+            raise InputError(
+                "--power-from is for times of this host; with --target qemu, --device has the power"
+            )
         step = in_tiles(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), tile)
         profile = emulated_profile(
             step,
             device=costing.device or DEVICE,
-            clock=self.clock,
-            power=self.power,
             instructions_per_cycle=self.instructions_per_cycle,
             core=self.core,
         )

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, PlanError, VerificationError
+from poetmodel.errors import PlanError, VerificationError
 from poetmodel.explore.tasks import (
     Frame,
     StatedProblem,
@@ -59,53 +59,29 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
 
 
 def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
-    """Return the lines that reproduce a point: of a step file those that make its C."""
-    known = read_choice(job, talk)
-    if known.source.step is None:
-        return list(commands(subject))
-    given = export_options(job, talk, known)
-    switches = [f"--no-{name}" for name in ("paging", "recompute") if not given.pop(name)]
-    options = [
-        word
-        for name, value in given.items()
-        if value is not None
-        for word in (f"--{name.replace('_', '-')}", f"{value}")
-    ]
-    folder = f"{file_stem(known.source.graph.name)}-c"
-    return [
-        shlex.join(["poetmodel", "export", known.source.name, *options, *switches, "--out", folder])
-    ]
-
-
-def export_options(job: dict[str, Any], talk: Talk, known: StatedProblem) -> dict[str, Any]:
-    """Return the options of ``poetmodel export`` for the C of a point.
+    """Return the lines that reproduce a point: of a step file those that make its C, if they can.
 
     The RAM of the point is that for tensors; stack, inputs and runtime come on top of it.
     """
     from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 
-    step, choice, search = known.source.step, known.choice, job["search"]
-    if step is None:
-        raise InputError(
-            "C is made of a captured step: start the explorer with a step file, which 'poetmodel "
-            "export --target step' writes"
-        )
-    if choice.minimize != "energy":
-        raise InputError(f"C is made for the least energy, not for the least {choice.minimize}")
+    known, search, deadline_s = read_choice(job, talk), job["search"], job["deadline_s"]
+    step, choice = known.source.step, known.choice
     device, profile = talk.catalogue.cost_options(choice)
-    if device is None:
-        raise InputError("C is made for a device: give --device beside --profile")
-    deadline_s = job["deadline_s"]
-    return {
-        "device": device,
-        "profile": profile,
-        "ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), STACK_BYTES),
-        "deadline": None if deadline_s is None else f"{deadline_s!r}s",
-        "paging": choice.paging,
-        "recompute": choice.recompute,
-        "time_limit": search["time_limit"],
-        "gap": search["gap"],
+    if step is None or choice.minimize != "energy" or device is None:
+        return list(commands(subject))
+    given = {
+        "--device": device,
+        "--profile": profile,
+        "--ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), STACK_BYTES),
+        "--deadline": None if deadline_s is None else f"{deadline_s!r}s",
+        "--time-limit": search["time_limit"],
+        "--gap": search["gap"],
+        "--out": f"{file_stem(known.source.graph.name)}-c",
     }
+    words = [f"{word}" for pair in given.items() if pair[1] is not None for word in pair]
+    switches = [f"--no-{name}" for name in ("paging", "recompute") if not getattr(choice, name)]
+    return [shlex.join(["poetmodel", "export", known.source.name, *words, *switches])]
 
 
 def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import json
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_BODY_BYTES: Final = 64 * 1024
 """Largest body of a request."""
+YEAR_S: Final = 31_536_000
+"""How long a browser keeps the token [s]."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """Names of this machine that a browser may have in its address bar."""
 POLICY: Final = (
@@ -54,25 +58,25 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        headers = {
-            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
-        }
-        refusal = self._refusal(headers)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        request = Request(scope)
+        refusal = self._refusal(request.headers)
+        given = request.query_params.get("token", "")
         if refusal is None and scope["path"] == "/" and self._is_token(given):
-            kept = "Path=/; HttpOnly; SameSite=Strict; Max-Age=31536000"
-            cookie = f"{self._cookie}={self._token}; {kept}"
-            await _reply(send, 303, "", {"Location": "/", "Set-Cookie": cookie})
+            admitted: Response = RedirectResponse("/", 303)
+            admitted.set_cookie(
+                self._cookie, self._token, max_age=YEAR_S, httponly=True, samesite="strict"
+            )
+            await admitted(scope, receive, _with_headers(send))
             return
-        if refusal is None and not self._is_token(self._brought(headers)):
+        if refusal is None and not self._is_token(request.cookies.get(self._cookie, "")):
             refusal = 403, "open the address that 'poetmodel explore' printed, with its token"
-        if refusal is None and _length(headers) > MOST_BODY_BYTES:
+        if refusal is None and _length(request.headers) > MOST_BODY_BYTES:
             refusal = 413, f"a request may have {MOST_BODY_BYTES:,} bytes"
         if refusal is not None:
             status, text = refusal
-            await _reply(send, status, json.dumps({"detail": text}), {"Cache-Control": "no-store"})
+            await JSONResponse({"detail": text}, status)(scope, receive, _with_headers(send))
             return
-        await self._app(scope, _Limited(receive), _with_headers(send))
+        await self._app(scope, _limited(receive), _with_headers(send))
 
     def _refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
@@ -86,13 +90,6 @@ class Guard:
             return 403, "the explorer answers to its own page alone"
         return None
 
-    def _brought(self, headers: Mapping[str, str]) -> str:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return ""
-        return "" if cookie is None else cookie.value
-
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
@@ -102,19 +99,17 @@ def _length(headers: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else MOST_BODY_BYTES + 1
 
 
-class _Limited:
-    """Limit on a request's bytes; a body may be sent in pieces of no stated length."""
+def _limited(receive: Receive) -> Receive:
+    """Limit a request's bytes; a body may be sent in pieces of no stated length."""
+    left = MOST_BODY_BYTES
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._left = MOST_BODY_BYTES
+    async def receiving() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        return message if left >= 0 else {"type": "http.disconnect"}
 
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            return {"type": "http.disconnect"}
-        return message
+    return receiving
 
 
 def _with_headers(send: Send) -> Send:
@@ -122,20 +117,9 @@ def _with_headers(send: Send) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            known = {key.lower() for key, _ in message["headers"]}
-            added = dict(_HEADERS)
-            if b"cache-control" not in known:
-                added["Cache-Control"] = "no-store"
-            pairs = [(key.lower().encode(), value.encode()) for key, value in added.items()]
-            message = {**message, "headers": [*message["headers"], *pairs]}
+            headers = MutableHeaders(scope=message)
+            headers.update(_HEADERS)
+            headers.setdefault("Cache-Control", "no-store")
         await send(message)
 
     return sending
-
-
-async def _reply(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
-    body = text.encode()
-    every = {**_HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body))}
-    pairs = [(key.lower().encode(), value.encode()) for key, value in {**every, **headers}.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})

@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
@@ -22,7 +21,6 @@ from poetmodel.export.step import (
     Buffer,
     Call,
     Condition,
-    ConvolutionSizes,
     DataType,
     LoweredStep,
     NamedTensor,
@@ -210,19 +208,7 @@ def _call(call: _CallEntry) -> Call:
         counter = call.where.counter
         where = Condition(Ref(counter.buffer, counter.offset), call.where.value)
     within = None if call.within is None else (call.within[0], call.within[1])
-    return _as_now(Call(call.kernel, tuple(map(_read, call.arguments)), where, within))
-
-
-def _as_now(call: Call) -> Call:
-    """Return the call of a convolution as kernels take it now; older files say less."""
-    sizes = len(ConvolutionSizes._fields)
-    if not call.kernel.startswith(("pm_conv2d", "pm_depthwise")):
-        return call
-    arguments = [
-        (*a, 0) if isinstance(a, tuple) and len(a) == sizes - 1 else a for a in call.arguments
-    ]
-    more = [0] * (call.kernel == "pm_conv2d" and len(arguments) < len(parameters(call.kernel)))
-    return replace(call, arguments=(*arguments, *more))
+    return Call(call.kernel, tuple(map(_read, call.arguments)), where, within)
 
 
 def _read(argument: object) -> Argument:

@@ -26,7 +26,6 @@ from poetmodel.export.exporting import NO_TILES, export_step
 from poetmodel.export.step import DataType
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
-from poetmodel.units import parse_frequency, parse_power
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +54,6 @@ def emulated_profile(
     step: LoweredStep,
     *,
     device: str | Device,
-    clock: str | float | None = None,
-    power: str | float | None = None,
     instructions_per_cycle: float = INSTRUCTIONS_PER_CYCLE,
     core: str = Target.M4,
     time_limit_s: float = 600.0,
@@ -68,11 +65,7 @@ def emulated_profile(
     step : LoweredStep
         What is computed, in tiles if it is to be exported in tiles.
     device : str or Device
-        Its storage gives the costs of transfers, and its core clock and power unless given.
-    clock : str or float, optional
-        Of the core, such as ``64MHz`` [Hz].
-    power : str or float, optional
-        While the core computes, such as ``20mW`` [W].
+        Its storage gives the costs of transfers, and its core clock and power.
     instructions_per_cycle : float
         How many instructions the core does in a cycle on average; measure it on your board.
     core : {'m4', 'm3', 'm7'}
@@ -83,14 +76,18 @@ def emulated_profile(
     Raises
     ------
     InputError
-        If the device says no clock or no power and none is given.
+        If the device says no clock or no power.
     MissingExtraError
         If a compiler or the emulator is missing.
     ToolchainError
         If the code does not fit into the emulated board, or fails there.
     """
     board = load_device(device) if isinstance(device, str) else device
-    hertz, power_w = _clock_hz(board, clock), _power_w(board, power)
+    hertz, power_w = board.clock_hz, board.compute.power_w
+    if hertz is None:
+        raise InputError(f"device {board.name}: expected the clock in its core, such as 64 MHz")
+    if power_w is None:
+        raise InputError(f"device {board.name}: expected [compute] power_w")
     if not 0 < instructions_per_cycle < math.inf:
         raise InputError(
             f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
@@ -114,26 +111,6 @@ def emulated_profile(
             f"page costs: estimated for device {board.short_name}",
         ),
     )
-
-
-def _clock_hz(device: Device, clock: str | float | None) -> float:
-    if clock is None:
-        said = device.clock_hz
-        if said is None:
-            raise InputError(f"clock: device {device.name} does not say it; give it, such as 64MHz")
-        return said
-    given = parse_frequency(clock, field="clock")
-    if given == 0:
-        raise InputError("clock: expected a frequency above 0")
-    return given
-
-
-def _power_w(device: Device, power: str | float | None) -> float:
-    if power is not None:
-        return parse_power(power, field="power")
-    if device.compute.power_w is None:
-        raise InputError(f"power: device {device.name} does not say it; give it, such as 20mW")
-    return device.compute.power_w
 
 
 def _instructions(

@@ -6,24 +6,28 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS, DeviceRoom, RamUse, gauge, keep_all_use, kind_of
+from poetmodel.plan import Op
 from poetmodel.report.pictures import (
     COLOURS,
     DARK_COLOURS,
     PART_COLOURS,
-    AddressMap,
     Kind,
-    address_map,
     colour_of,
     rounded,
+    size_unit,
     stage_actions,
+    time_unit,
 )
 from poetmodel.report.presenter import escaped
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
+    from poetmodel.plan import ArenaCheck, Plan
+    from poetmodel.plan.arena import Rectangle
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule
 
@@ -100,34 +104,64 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 
 
 def address_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return the addresses of the plan of a report; None without addresses."""
-    if subject.plan is None or subject.check is None or subject.places is None:
-        return None
-    return box_chart(address_map(subject.graph, subject.plan, subject.check, subject.places))
+    """Return what of a plan lies where and when; None without addresses.
 
-
-def box_chart(picture: AddressMap) -> dict[str, Any]:
-    """Return addresses against time.
-
-    ``boxes``: kind as an index of `KINDS`, start, length, lowest address, height, words, and the
+    ``boxes``: copies of tensors, from the instruction that makes each to the one that frees it, and
+    workspaces: kind as an index of `KINDS`, start, length, lowest address, height, words, and the
     number of the tensor, None for a workspace.
     """
-    return {
-        "boxes": [
+    graph, plan, check, places = subject.graph, subject.plan, subject.check, subject.places
+    if plan is None or check is None or places is None:
+        return None
+    factor, unit = time_unit(check.makespan_s or 0.0)
+    scale, unit_name = size_unit(places.bytes)
+    times = [moment.issued_s / factor for moment in check.moments]
+    times.append((check.makespan_s or 0.0) / factor)
+    boxes = []
+    for kind, rectangle in _kinds_of_copies(graph, plan, places):
+        low, size = rectangle.offset, rectangle.bytes
+        if low is None or not size:
+            continue
+        is_output = rectangle.content == Content.OUTPUT
+        name = (graph.tensors if is_output else graph.nodes)[rectangle.index].name
+        is_first = rectangle.begin == BEFORE
+        start = 0.0 if is_first else times[rectangle.begin]
+        begins = "from the start" if is_first else f"from {rectangle.begin}"
+        place = f"at {low:,} to {low + size:,}, instructions {begins} to {rectangle.end}"
+        boxes.append(
             [
-                KINDS.index(box.kind),
-                *map(rounded, (box.start, box.end - box.start, box.low, box.high - box.low)),
-                escaped(box.details),
-                box.tensor,
+                KINDS.index(kind),
+                *map(rounded, (start, times[rectangle.end] - start, low / scale, size / scale)),
+                escaped(f"{name}: {kind}, {format_bytes(size)}, {place}"),
+                rectangle.index if is_output else None,
             ]
-            for box in picture.boxes
-        ],
-        "end": rounded(picture.end) or 1,
-        "limit": rounded(picture.limit),
-        "x_name": picture.time_name,
-        "y_name": picture.address_name,
-        "limit_name": picture.limit_name,
+        )
+    return {
+        "boxes": boxes,
+        "end": rounded(times[-1]) or 1,
+        "limit": rounded(places.bytes / scale),
+        "x_name": f"time [{unit}]",
+        "y_name": f"address [{unit_name}]",
+        "limit_name": f"arena {format_bytes(places.bytes)}",
     }
+
+
+def _kinds_of_copies(
+    graph: Graph, plan: Plan, places: ArenaCheck
+) -> Iterator[tuple[Kind, Rectangle]]:
+    """Yield all that has addresses, with how it came there."""
+    computed: set[int] = set()
+    read = set(graph.state_tensors)
+    for rectangle in places.rectangles:
+        if rectangle.content == Content.WORKSPACE:
+            yield Kind.WORKSPACE, rectangle
+        elif rectangle.begin == BEFORE:
+            yield Kind.KEPT, rectangle
+        elif plan.program[rectangle.begin].op == Op.PAGE_IN or rectangle.index in read:
+            yield Kind.PAGED_IN, rectangle
+        else:
+            yield Kind.RECOMPUTED if rectangle.index in computed else Kind.COMPUTED, rectangle
+            computed.add(rectangle.index)
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
-from poetmodel.report.charts import box_chart, graph_chart, map_chart
-from poetmodel.report.pictures import address_map, stage_map
+from poetmodel.report.charts import graph_chart, map_chart
+from poetmodel.report.pictures import moves_in_words
 from poetmodel.report.presenter import escaped
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import plan_chart, plan_title
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import ArenaCheck, Plan, PlanCheck
+    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.schedule import Schedule
 
 FORMS: Final[Mapping[str, Sequence[str]]] = {".html": LIBRARIES}
@@ -51,17 +51,10 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
     _draw(title, graph, "timeline", plan_chart(graph, plan, check), path)
 
 
-def draw_addresses(
-    graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck, path: str | Path
-) -> None:
-    """Draw what lies where and when, likewise."""
-    picture = address_map(graph, plan, check, places)
-    _draw(picture.title, graph, "addresses", box_chart(picture), path)
-
-
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
     """Draw the map of a schedule, stages by nodes, likewise."""
-    _draw(stage_map(graph, schedule).title, graph, "map", map_chart(graph, schedule), path)
+    title = f"{graph.name}: {moves_in_words(schedule)}"
+    _draw(title, graph, "map", map_chart(graph, schedule), path)
 
 
 def _draw(title: str, graph: Graph, kind: str, chart: Mapping[str, Any], path: str | Path) -> None:

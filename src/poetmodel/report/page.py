@@ -153,7 +153,11 @@ def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     gauge = gauge_chart(subjects)
     return [
         *([] if gauge is None else [{"type": "gauge", "id": "gauge", **gauge}]),
-        *({"type": "timeline", "id": f"time-{s.label}", **timeline_chart(s)} for s in subjects),
+        *(
+            {"type": "timeline", "id": f"time-{s.label}", **chart}
+            for s in subjects
+            if (chart := timeline_chart(s)) is not None
+        ),
         *(
             {"type": "addresses", "id": f"addresses-{s.label}", **chart}
             for s in subjects

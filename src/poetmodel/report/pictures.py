@@ -1,22 +1,18 @@
-"""Pictures of addresses and of stages, in values that know no drawing library; their colours."""
+"""What happens to tensors in the stages of a schedule, figures with lines, and their colours."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.plan import ArenaCheck, Op, Plan, PlanCheck
 from poetmodel.report.presenter import plural
-from poetmodel.schedule.machine import BEFORE, Content
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.arena import Rectangle
     from poetmodel.schedule import Schedule
 
 
@@ -79,12 +75,6 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:
-    """Return the kinds that occur, in the order of `Kind`."""
-    present = set(kinds)
-    return tuple(kind for kind in Kind if kind in present)
-
-
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _SIZES: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
@@ -104,176 +94,17 @@ def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, 
     return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
-# -- addresses over time -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """Content of some addresses for some time, in the units of both axes."""
-
-    start: float
-    end: float
-    low: float
-    high: float
-    kind: Kind
-    """Its colour: how it came there."""
-    tensor: int | None
-    """The number of the tensor; None for a workspace."""
-    details: str
-    """Shown when one points at it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressMap:
-    """Boxes over a time axis and an axis of addresses."""
-
-    title: str
-    time_name: str
-    """Label of the time axis, unit included."""
-    address_name: str
-    """Label of the axis of addresses, unit included."""
-    boxes: tuple[Box, ...]
-    end: float
-    """The end of the time axis."""
-    limit: float
-    """The end of the block."""
-    limit_name: str
-
-
-def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> AddressMap:
-    """Describe what lies where and when; `places` is what `check_arena` found.
-
-    Each box is a copy of a tensor from the instruction that makes it to the one that frees it, or a
-    workspace.
-    """
-    factor, unit = time_unit(check.makespan_s or 0.0)
-    scale, unit_name = size_unit(places.bytes)
-    ends = [moment.issued_s for moment in check.moments] + [check.makespan_s or 0.0]
-    boxes = []
-    for kind, rectangle in _kinds_of_copies(graph, plan, places):
-        if rectangle.offset is None or not rectangle.bytes:
-            continue
-        owners = graph.nodes if rectangle.content == Content.WORKSPACE else graph.tensors
-        name, low, high = (
-            owners[rectangle.index].name,
-            rectangle.offset,
-            rectangle.offset + rectangle.bytes,
-        )
-        begins = "from the start" if rectangle.begin == BEFORE else f"from {rectangle.begin}"
-        parts = (
-            f"{name}: {kind}",
-            format_bytes(rectangle.bytes),
-            f"at {low:,} to {high:,}",
-            f"instructions {begins} to {rectangle.end}",
-        )
-        boxes.append(
-            Box(
-                start=0.0 if rectangle.begin == BEFORE else ends[rectangle.begin] / factor,
-                end=ends[rectangle.end] / factor,
-                low=low / scale,
-                high=high / scale,
-                kind=kind,
-                tensor=rectangle.index if rectangle.content == Content.OUTPUT else None,
-                details=", ".join(parts),
-            )
-        )
-    size = format_bytes(places.bytes)
-    bound = format_bytes(places.lower_bound_bytes)
-    return AddressMap(
-        title=f"{graph.name}: {len(boxes)} copies and workspaces in {size}, lower bound {bound}",
-        time_name=f"time [{unit}]",
-        address_name=f"address [{unit_name}]",
-        boxes=tuple(boxes),
-        end=ends[-1] / factor,
-        limit=places.bytes / scale,
-        limit_name=f"arena {size}",
-    )
-
-
-def _kinds_of_copies(
-    graph: Graph, plan: Plan, places: ArenaCheck
-) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield all that has addresses, with how it came there."""
-    computed: set[int] = set()
-    read = set(graph.state_tensors)
-    for rectangle in places.rectangles:
-        if rectangle.content == Content.WORKSPACE:
-            yield Kind.WORKSPACE, rectangle
-        elif rectangle.begin == BEFORE:
-            yield Kind.KEPT, rectangle
-        elif plan.program[rectangle.begin].op == Op.PAGE_IN or rectangle.index in read:
-            yield Kind.PAGED_IN, rectangle
-        else:
-            yield Kind.RECOMPUTED if rectangle.index in computed else Kind.COMPUTED, rectangle
-            computed.add(rectangle.index)
-
-
 # -- a schedule by stages ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridCell:
-    """Event at one row and column of a grid."""
-
-    row: int
-    column: int
-    kind: Kind
-    """Its colour."""
-    mark: Kind | None
-    """Drawn over half of it, where there is one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Coloured cells, at most one per row and column; rows and columns have names."""
-
-    title: str
-    row_name: str
-    """Meaning of rows."""
-    column_name: str
-    """Meaning of columns."""
-    rows: tuple[str, ...]
-    """From the top."""
-    columns: tuple[str, ...]
-    """From the left."""
-    cells: tuple[GridCell, ...]
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur as colours."""
-        return in_order(cell.kind for cell in self.cells)
-
-    @property
-    def marks(self) -> tuple[Kind, ...]:
-        """The kinds that occur as marks."""
-        return in_order(cell.mark for cell in self.cells)
-
-
-def stage_map(graph: Graph, schedule: Schedule) -> Grid:
-    """Describe the map of a schedule: a row per stage, a column per node (POET, figure 2).
-
-    Each cell is computed, recomputed, paged in or kept, in this order where several apply to the
-    tensors of one node; what is paged out bears a mark.
-    """
-    names = tuple(node.name for node in graph.nodes)
-    cells = []
-    for (t, k), kinds in sorted(stage_actions(graph, schedule).items()):
-        mark = Kind.PAGED_OUT if Kind.PAGED_OUT in kinds else None
-        cells.append(GridCell(row=t, column=k, kind=colour_of(kinds), mark=mark))
+def moves_in_words(schedule: Schedule) -> str:
+    """Return how often a schedule recomputes and pages: ``1 recomputation, 0 page-outs, ...``."""
     counts = (
         (sum(k < t for t, k in schedule.R), "recomputation"),
         (len(schedule.M_out), "page-out"),
         (len(schedule.M_in), "page-in"),
     )
-    moved = ", ".join(plural(number, noun) for number, noun in counts)
-    return Grid(
-        title=f"{graph.name}: {moved}",
-        row_name="stage, by the node it first computes",
-        column_name="node",
-        rows=names,
-        columns=names,
-        cells=tuple(cells),
-    )
+    return ", ".join(plural(number, noun) for number, noun in counts)
 
 
 def stage_actions(
@@ -316,8 +147,8 @@ class Panel:
     y_name: str
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     """Name and points of each line."""
-    scale: str = "overhead"
-    """``overhead``: logarithmic upwards; ``time``: to the right; ``plain``: neither."""
+    in_percent: bool = True
+    """Whether it goes up logarithmically, in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,5 +156,5 @@ class Map:
     """The map of one schedule: what happens to which node in which stage."""
 
     title: str
-    grid: Grid
-    """A row for each stage, a column for each node."""
+    chart: Mapping[str, Any]
+    """Its cells, as `poetmodel.report.charts.map_chart` gives them."""

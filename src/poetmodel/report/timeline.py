@@ -22,8 +22,6 @@ AGAIN: Final = "a"
 """A computation of a node that was computed before."""
 FIRST_READ: Final = "r"
 """The first read of state."""
-STEP: Final = "s"
-"""A step of a schedule that has no plan."""
 LETTERS: Final = {
     Op.COMPUTE: "c",
     Op.PAGE_IN: "i",
@@ -38,18 +36,18 @@ IN_PARTS: Final = "keep-all in parts"
 step as captured."""
 
 
-def timeline_chart(subject: Subject) -> dict[str, Any]:
+def timeline_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the timeline of a schedule, as `plan_chart` does for its plan.
 
-    Where only costs are missing it goes instruction by instruction. Of a schedule that cannot run
-    there is the RAM at each step, which the simulator found, without what it consists of.
+    Where only costs are missing it goes instruction by instruction; a schedule that cannot run has
+    none.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
     elif subject.simulation.valid:
         chart = _without_times(subject)
     else:
-        chart = _by_step(subject)
+        return None
     return chart if subject.step is None else _of_step(subject, chart)
 
 
@@ -185,25 +183,3 @@ def _without_times(subject: Subject) -> dict[str, Any]:
         ram_budget_bytes=budget if budget is None or budget > 0 else None,
     )
     return plan_chart(graph, plan, check_plan(graph, None, plan))
-
-
-def _by_step(subject: Subject) -> dict[str, Any]:
-    """Return the RAM of a schedule that cannot run, step by step."""
-    graph, simulation = subject.graph, subject.simulation
-    curve = simulation.curve
-    ram = [point.ram_bytes for point in curve]
-    profile = checkpoint_all_profile(graph)
-    own = [at for at, point in enumerate(curve) if point.stage == point.node]
-    return {
-        "ops": STEP * len(curve),
-        "of": [point.node for point in curve],
-        "issued": None,
-        "work": [],
-        "unit": "",
-        "during": ram,
-        "after": ram,
-        "stays": [],
-        "peak": curve.index(simulation.peak) if simulation.peak in curve else 0,
-        "ghost": [own, [profile[curve[at].node] for at in own]],
-        **_budget(subject.budget_bytes, simulation.peak_ram_bytes),
-    }

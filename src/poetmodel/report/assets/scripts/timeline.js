@@ -20,7 +20,7 @@ page.define("timeline", (chart, line) => {
   const node = (k) => graph.nodes[k];
   const isReserved = (what) => what < -graph.nodes.length;
   const nameOf = (what) => (isReserved(what) ? "reserved" : what < 0 ? `${node(-1 - what)}` : graph.tensors[what][0]);
-  const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : graph.tensors[line.of[p]][0]);
+  const subject = (p) => ("ca".includes(line.ops[p]) ? node(line.of[p]) : graph.tensors[line.of[p]][0]);
   const clock = (x) => {
     if (!x) return "0\u00a0s";
     const seconds = x * { s: 1, ms: 1e-3, us: 1e-6 }[line.unit];
@@ -52,9 +52,9 @@ page.define("timeline", (chart, line) => {
   const headline = (l) => {
     const p = l >> 1;
     if (!n) return "";
-    const words = `${l % 2 ? "after " : ""}${line.ops[p] === "s" ? "" : `${WORDS[line.ops[p]]} `}${subject(p)}`;
+    const words = `${l % 2 ? "after " : ""}${WORDS[line.ops[p]]} ${subject(p)}`;
     const time = line.issued === null ? "" : `${clock(starts[l] > last || !timed ? line.issued[p] : starts[l])}, `;
-    return `${time}${line.ops[p] === "s" ? "step" : "instruction"} ${p}: ${words}`;
+    return `${time}instruction ${p}: ${words}`;
   };
   const ghostAt = (p) => {
     let found = null;
@@ -216,8 +216,8 @@ page.define("timeline", (chart, line) => {
 
   // -- where one points --------------------------------------------------------------------------
   const peak = 2 * line.peak;
-  const firstOf = (k) => line.of.findIndex((found, p) => found === k && "cs".includes(line.ops[p]));
-  const lastFirst = (p) => { while (p > 0 && !"cs".includes(line.ops[p])) p -= 1; return line.of[p]; };
+  const firstOf = (k) => line.of.findIndex((found, p) => found === k && line.ops[p] === "c");
+  const lastFirst = (p) => { while (p > 0 && line.ops[p] !== "c") p -= 1; return line.of[p]; };
   const show = (l) => {
     if (!n) return;
     chart.level = page.within(l, 2 * n - 1);
@@ -376,7 +376,7 @@ page.define("timeline", (chart, line) => {
     chart.under = null;
     await window.Plotly.react(div, traces, page.layout({
       annotations: notes(), uirevision: timed ? "time" : "count", hovermode: false,
-      xaxis: page.axis({ title: { text: timed ? `time [${line.unit}]` : line.ops[0] === "s" ? "step of the schedule" : "instruction", standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: last || 1, showgrid: false, zeroline: false }),
+      xaxis: page.axis({ title: { text: timed ? `time [${line.unit}]` : "instruction", standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: last || 1, showgrid: false, zeroline: false }),
       yaxis: page.axis({ title: { text: `RAM [${line.size}]`, standoff: 4 }, range: [0, top / line.scale], domain: lanes.length ? [0, 0.8] : [0, 1], fixedrange: true, zeroline: false }),
       ...(lanes.length ? { yaxis2: page.axis({ tickvals: lanes.map((_, k) => k), ticktext: lanes, range: [lanes.length - 0.5, -0.5], domain: [0.84, 1], fixedrange: true, showgrid: false, zeroline: false }) } : {}),
     }), page.config());

@@ -1,0 +1,31 @@
+"""Pictures of pages follow the colour scheme of the page."""
+
+import re
+
+from scheme import DARK, INK, PAPER, following_scheme
+
+LIGHT = """<?xml version="1.0"?>
+<svg xmlns="http://www.w3.org/2000/svg" width="10">
+ <rect style="fill: #ffffff; stroke: #b0b0b0"/><text>a</text>
+</svg>"""
+
+
+def _luminance(colour):
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_of_dark_pages_are_rules_of_the_picture():
+    """Paper and lines that occur have their dark colours, text is light; what it was stays.
+
+    Ink has a contrast of more than 7 to the paper, as accessibility guides want at best.
+    """
+    text = following_scheme(LIGHT)
+    style = re.search(r"<style>@media \(prefers-color-scheme:dark\)(.*)</style>", text)
+    assert f'[style*="fill: #ffffff"]{{fill:{PAPER}!important}}' in style[1]
+    assert f'[style*="stroke: #b0b0b0"]{{stroke:{DARK["#b0b0b0"]}!important}}' in style[1]
+    assert f"text{{fill:{INK}}}" in style[1]
+    assert "#0072b2" not in style[1]
+    assert text.replace(f"\n {style[0]}", "") == LIGHT
+    assert (_luminance(INK) + 0.05) / (_luminance(PAPER) + 0.05) > 7
