@@ -319,6 +319,7 @@ def test_files_of_a_project_are_not_replaced(tmp_path):
         ("executorch", ("m:f", "--ram", "60%", "--commit"), "--commit"),
         ("executorch", ("m:f", "--ram", "60%", "--tile", "32KiB"), "--tile"),
         ("executorch", ("m:f", "--ram", "60%", "--infer"), "--infer"),
+        ("executorch", ("m:f", "--ram", "60%", "--weights", "binary"), "--weights"),
         ("executorch", (STEP,), "--target executorch"),
         ("step", ("m:f", "--tile", "32KiB"), "--tile"),
         ("step", ("m:f", "--ram", "32KiB"), "--ram"),

@@ -27,6 +27,7 @@ PLANS = {
     "paged": {"ram": "90%", "recompute": False},
     "commits": {"ram": "100%", "device": "nrf52840", "commit": True},
     "read in place": {"ram": "90%", "device": "nano33ble", "commit": True},
+    "binary": {"ram": "100%", "weights": "binary"},
 }
 
 
@@ -109,11 +110,12 @@ def test_zeros_of_state_take_no_flash(plan, tmp_path):
     assert len(set(runs[0].losses.values())) == 3
 
 
-def test_state_may_be_zeros_throughout(tmp_path):
+@pytest.mark.parametrize("weights", ["c", "binary"])
+def test_state_may_be_zeros_throughout(weights, tmp_path):
     """There are no values to store then, in a build for double neither."""
     needs(Target.HOST_DOUBLE)
     step = with_zeros(load_step(STEP).values)
-    export_step(step, tmp_path, ram="100%")
+    export_step(step, tmp_path, ram="100%", weights=weights)
     batch = np.frombuffer(digit_batches(1, seed=5), "<f4")
     inputs = batch[:576].astype("<f8").tobytes() + batch[576:].tobytes()
     how = {"settings": ("EXTRA=-O0",), "inputs": inputs, "steps": 1}

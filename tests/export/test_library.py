@@ -168,6 +168,16 @@ def test_prefixes_that_are_no_names_or_names_of_others_are_refused(tmp_path, pre
     assert not (tmp_path / "folder").exists()
 
 
+def test_weights_in_a_file_are_the_same_program(folders, tmp_path):
+    """Their path is a definition, of any folder that the compiler runs in."""
+    export_step(load_step(STEP), tmp_path, ram="100%", weights="binary", gap=0.5)
+    assert (tmp_path / "src" / "pm_weights.bin").is_file()
+    runs = [ran(each, inputs=BATCHES, steps=2) for each in (tmp_path, folders("pm"))]
+    assert runs[0].state == runs[1].state
+    export_step(load_step(STEP), tmp_path, ram="100%", gap=0.5)
+    assert not (tmp_path / "src" / "pm_weights.bin").exists()
+
+
 def test_program_is_a_board_program_with_the_optimizer_of_the_linker(folders):
     """What only assembly calls stays in it; it trains to the bits of the plain one."""
     needs(Target.M4)

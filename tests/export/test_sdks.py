@@ -18,6 +18,7 @@ SOURCES = Path(__file__).with_name("library")
 OPTIONS = {
     "kept": {"ram": "100%", "paging": False},
     "commits": {"ram": "90%", "commit": True},
+    "file": {"ram": "90%", "commit": True, "weights": "binary"},
     "kws": {"ram": "100%", "paging": False, "prefix": "kws"},
     "vww": {"ram": "90%", "commit": True, "prefix": "vww"},
 }
@@ -79,12 +80,13 @@ def application(readme):
     return f"{own}{head}int main(void)\n{{\nint error{begin}return error;\n}}\n"
 
 
+@pytest.mark.parametrize("name", ["commits", pytest.param("file", marks=pytest.mark.seeds)])
 @pytest.mark.parametrize("board", [True, pytest.param(False, marks=pytest.mark.seeds)])
-def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, *, board):
+def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, name, *, board):
     """For this machine, where it runs, and with the tools for a Cortex-M4, where it links."""
     if board:
         needs(Target.M4)
-    folder = folders("commits")
+    folder = folders(name)
     text = application((folder / "README.md").read_text(encoding="utf-8"))
     (tmp_path / "application.c").write_text(text, encoding="utf-8")
     tools = SOURCES / "cmake" / "board" / "cortex-m4.cmake"
@@ -101,9 +103,10 @@ def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, *, board)
 
 
 @pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.seeds)])
-def test_component_and_module_train(folders, expected, tmp_path, sdk):
+@pytest.mark.parametrize("name", [pytest.param("commits", marks=pytest.mark.seeds), "file"])
+def test_component_and_module_train(folders, expected, tmp_path, sdk, name):
     """With pages on a partition of flash: what CMake is told of the folder is all that it takes."""
-    program = built(sdk, tmp_path, FOLDER=folders("commits"))
+    program = built(sdk, tmp_path, FOLDER=folders(name))
     assert trained(program, tmp_path) == expected
 
 

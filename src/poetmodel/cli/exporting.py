@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from poetmodel.torch.target import OnnxStep
 
 
+class WeightsChoice(StrEnum):
+    """Values of ``--weights``."""
+
+    C = "c"
+    BINARY = "binary"
+
+
 class ExportTarget(StrEnum):
     """Values of ``--target``."""
 
@@ -89,6 +96,12 @@ class ExportOptions:
         "What all names of C begin with, such as kws for kws_step: two networks link into one "
         "firmware.",
     )
+    weights: WeightsChoice = options.option(
+        WeightsChoice.C,
+        "--weights",
+        "Whether the weights are an array of C, or a file that the assembler includes.",
+    )
+
     shared_kernels: Path | None = options.option(
         None,
         "--shared-kernels FOLDER",
@@ -231,6 +244,7 @@ def export(
             infer=wanted.infer,
             byte_inputs=_byte_inputs(wanted.byte_input),
             prefix=wanted.prefix,
+            weights=wanted.weights,
             shared_kernels=wanted.shared_kernels,
             on_progress=on_progress,
             **given,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,15 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+
+
+class WeightsFormat(StrEnum):
+    """How an exported folder has the values that state begins with, and constants."""
+
+    C = "c"
+    """As an array of C, which any build takes."""
+    BINARY = "binary"
+    """As a file beside, which the assembler includes: for weights that a compiler reads slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,7 @@ class Deployment:
     """The forward pass in evaluation mode, where it was asked for."""
     prefix: str = "pm"
     """What all names of C begin with."""
+    weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
     """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
     program: Mapping[str, int] = field(default_factory=dict)

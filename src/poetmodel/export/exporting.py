@@ -15,6 +15,7 @@ from poetmodel.errors import BudgetError, InputError, VerificationError
 from poetmodel.export.deployment import (
     Deployment,
     Inference,
+    WeightsFormat,
     alignment_on,
     reserved_bytes,
     stack_bytes,
@@ -75,6 +76,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer: bool = False,
     byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
+    weights: WeightsFormat | str = WeightsFormat.C,
     shared_kernels: str | Path | None = None,
     command: str = "",
     on_progress: OnProgress | None = None,
@@ -128,6 +130,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         each channel, and an offset that is added. Inputs that are bytes already need none.
     prefix : str
         What all names of C begin with: two steps of other prefixes link into one program.
+    weights : {'c', 'binary'}
+        Whether the first values of state are an array of C, or a file that the assembler includes.
     shared_kernels : str or Path, optional
         A folder for the kernels, which several steps share: each adds those that it needs.
     command : str
@@ -154,6 +158,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     check_prefix(prefix)
     if shared_kernels is not None:
         check_shared(Path(shared_kernels), folder)
+    if weights not in list(WeightsFormat):
+        raise InputError(f"weights: expected c or binary, got {weights!r}")
     board = load_device(device) if isinstance(device, str) else device
     step = step if infer else replace(step, inference=None)
     if infer and step.inference is None:
@@ -213,6 +219,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         commit_every=commit_every,
         checksum=checksum,
         prefix=prefix,
+        weights=WeightsFormat(weights),
         shared_kernels=None
         if shared_kernels is None
         else Path(os.path.relpath(shared_kernels, folder)).as_posix(),

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
+from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
 from poetmodel.export.kernels import (
     FORWARDING,
@@ -25,10 +26,10 @@ from poetmodel.export.kernels import (
     write_shared,
 )
 from poetmodel.export.packaging import command_block, template_words
-from poetmodel.export.source import StepSource
+from poetmodel.export.source import BINARY_WEIGHTS, StepSource
 from poetmodel.export.step import DataType, Weights
 from poetmodel.export.tables import BYTES, tables_of
-from poetmodel.files import check_writable, write_text, writing
+from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
 
@@ -110,11 +111,12 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     source = StepSource(deployment, values)
     shared = () if deployment.shared_kernels is None else set(source.kernels) - RANDOM
     kernels = {name: kernel_source(name) for name in source.kernels if name not in shared}
+    binary = deployment.weights is WeightsFormat.BINARY
     code = {
         "include/pm.h": source.header(),
         "src/pm.h": FORWARDING.format(path="../include/pm.h"),
         "src/pm_step.c": source.source(),
-        "src/pm_weights.c": source.weights_source(),
+        "src/pm_weights.c": BINARY_WEIGHTS if binary else source.weights_source(),
         "src/pm_kernels.h": prototypes(kernels, shared),
         **{f"src/{name}.c": text for name, text in kernels.items()},
         **dict(headers(kernels.values())),
@@ -131,7 +133,8 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
         for name, text in code.items()
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
-    names = sorted((*texts, _MANIFEST))
+    data = {renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
+    names = sorted((*texts, *data, _MANIFEST))
     texts[_MANIFEST] = manifest(deployment, source, command=command, names=names)
     with writing(folder):
         for name in names:
@@ -146,6 +149,8 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
         write_shared(folder / deployment.shared_kernels, shared)
     for name, text in texts.items():
         write_text(folder / name, text)
+    for name, content in data.items():
+        write_bytes(folder / name, content)
 
 
 def _written_before(folder: Path) -> Iterator[str]:
@@ -166,7 +171,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return document if known else {}
 
 
-_FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h)")
+_FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
 """What another export may leave out: it would be compiled, or found, if it stayed."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
 from poetmodel.export.step import DataType
 from poetmodel.units import format_bytes
@@ -51,6 +52,7 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "KERNELS": _KERNELS.format(folder=shared) if shared else "",
         **dict(_sketch(deployment)),
         **{sdk: _paged(text, deployment) for sdk, text in _PAGED.items()},
+        "WEIGHTS": _BINARY if deployment.weights is WeightsFormat.BINARY else "",
         "COMMIT": _committed(deployment),
         "INFER": _inference(step.inference),
     }
@@ -273,6 +275,10 @@ _MAPPED: Final = """ The core reads this storage like RAM: write `pm_storage_add
 too, or `pm_page_address`, `pm_page_write` and `pm_page_check`. Without `--commit` a step reads a
 block while it writes it, which RAM, FRAM and MRAM allow; flash is erased by blocks and needs
 `--commit`."""
+
+_BINARY: Final = """
+The weights are `src/pm_weights.bin`: define `PM_WEIGHTS_FILE` as its path, in quotes.
+"""
 
 _KERNELS: Final = """
 The kernels are in `{folder}`, with those of other networks: compile its `src/*.c` once, with its

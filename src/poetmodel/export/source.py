@@ -551,3 +551,21 @@ _Alignas(16) const uint32_t pm_weights[] = {{
 {words}
 }};
 """
+
+BINARY_WEIGHTS: Final = """\
+/* What state begins with, and constants: the bytes of a file, which no compiler has to read. */
+#include "pm_state.h"
+
+#ifndef PM_WEIGHTS_FILE
+#error "PM_WEIGHTS_FILE: define it as the path of pm_weights.bin, in quotes, as CMakeLists.txt does"
+#endif
+
+__asm__(".pushsection .rodata.pm_weights, \\"a\\"\\n"
+        ".balign 16\\n"
+        ".global pm_weights\\n"
+        "pm_weights:\\n"
+        ".incbin \\"" PM_WEIGHTS_FILE "\\"\\n"
+        ".balign 16\\n"
+        ".popsection\\n");
+"""
+"""The text of ``pm_weights.c`` that takes them from a file."""

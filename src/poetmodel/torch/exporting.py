@@ -57,7 +57,7 @@ def export(
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
         ``gap``, ``commit``, ``commit_every``, ``checksum``, ``byte_inputs``, ``prefix``,
-        ``shared_kernels``.
+        ``weights``, ``shared_kernels``.
 
     Returns
     -------
