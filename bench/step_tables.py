@@ -203,6 +203,7 @@ NETWORKS: Final = {
     "autoencoder": ", batch 2",
     "resnet8": "",
     "mobilenetv1-vww": ", 96 x 96",
+    "mobilenetv1-vww-bytes": ", 96 x 96",
     "mobilenetv2-035": ", 48 x 48",
     "mobilenetv2-035-96": ", 96 x 96",
     "mobilenetv2-035-128": ", 128 x 128",
@@ -388,7 +389,7 @@ def kernels() -> pd.DataFrame:
     nodes = [
         {"network": run["network"], **node, "per_mac": node["instructions"] / node["macs"]}
         for run in _keep_all().values()
-        for node in run["nodes"]
+        for node in run.get("nodes", ())
     ]
     return pd.DataFrame(nodes)
 

@@ -29,7 +29,7 @@ from poetmodel.export.exporting import AUTO, NO_TILES, export_step, in_tiles
 from poetmodel.export.step import Weights
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import Status
-from poetmodel.units import format_bytes
+from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,6 +72,7 @@ TIGHT: Final = (
     ("mobilenetv2-035-96", ("nrf52840", None)),
     ("mobilenetv2-035-96", ("rp2350-psram", "256KiB")),
     ("mobilenetv2-035-128", ("rp2350-psram", "512KiB")),
+    ("mobilenetv1-vww-bytes", ("nrf52840", None)),
 )
 """Networks that are held against less RAM, or against one board alone."""
 SOLVE_S: Final = 20.0
@@ -80,6 +81,16 @@ TILES: Final = (NO_TILES, AUTO, "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
 """The RAM of the emulated boards, in which everything is kept."""
+LARGE: Final = "16MiB"
+"""The other memory of an emulated Cortex-M4, for what is kept of larger images."""
+MOVED: Final = "-Wl,--defsym=RAM_START=0x21000000 -Wl,--defsym=EXTERNAL_START=0x20000000"
+"""What the linker is told where a program has that memory as its RAM."""
+KEPT: Final = (
+    *product(ON_BOARDS, (("nrf52840", ROOMY),)),
+    ("mobilenetv1-vww-bytes", ("nrf52840", ROOMY)),
+    *product(("mobilenetv2-035-96", "mobilenetv2-035-128"), (("rp2350-psram", LARGE),)),
+)
+"""Networks of which everything is kept, and where: bits and instructions to compare with."""
 LEARNING_RATE: Final = 0.01
 STEPS: Final = 2
 """Steps that are run: the loss of the second one depends on all updates of the first."""
@@ -128,8 +139,12 @@ def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[B
     """Yield all runs: the references of each network first."""
     more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
-        places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
-        for name, (board, ram) in (*product(ON_BOARDS, places), *(TIGHT if part == BOARD else ())):
+        cells = {
+            BOARD: (*product(ON_BOARDS, PLACES), *TIGHT),
+            KEEP_ALL: KEPT,
+            LAST_LAYER: product(ON_BOARDS, (("nrf52840", ROOMY),)),
+        }
+        for name, (board, ram) in cells[part]:
             run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
             yield replace(run, limit_s=run.limit_s + more_s)
 
@@ -200,6 +215,8 @@ def captured(wanted: BoardRun, training: Training) -> LoweredStep:
 
 
 def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]:
+    from mcu.networks import LARGER
+
     step = captured(wanted, training)
     alone = {"keep_all_bytes": checkpoint_all_peak_bytes(step.graph)}
     deployment, tried = _exported(wanted, step, folder)
@@ -209,6 +226,7 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         reason = tried[-1]["reason"]
         return {"status": answer, "reason": reason, "tried": tried, **alone}
     ran = _ran(wanted, training, deployment, folder)
+    large = wanted.network in LARGER  # its nodes are those of the others
     return {
         "status": YES,
         "reason": "",
@@ -216,7 +234,7 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         **alone,
         **_decided(deployment),
         **_measured(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
-        **(_counted(deployment, folder) if wanted.part == KEEP_ALL else {}),
+        **(_counted(deployment, folder) if wanted.part == KEEP_ALL and not large else {}),
     }
 
 
@@ -328,8 +346,20 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
 
 def _batches(training: Training) -> bytes:
     """Return the batch of a training as its program reads it."""
-    arrays = (x.float() if x.is_floating_point() else x.int() for x in training[2])
+    import torch
+
+    bytes_ = torch.uint8, torch.int8
+    arrays = (
+        x.float() if x.is_floating_point() else x if x.dtype in bytes_ else x.int()
+        for x in training[2]
+    )  # fmt: skip
     return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
+
+
+def _memory(deployment: Deployment) -> tuple[str, ...]:
+    """Return what the linker is told of a board whose usual memory is too small."""
+    large = deployment.ram_bytes > parse_size(ROOMY, field="ram")
+    return (f"EXTRA={MOVED}",) if large else ()
 
 
 def _ran(
@@ -344,7 +374,8 @@ def _ran(
             settings.append(f"ENDURANCE={int(storage.endurance_cycles)}")
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
-        program = build(folder, target, settings=settings)
+        memory = _memory(deployment) if target.is_board else ()
+        program = build(folder, target, settings=(*settings, *memory))
         found[target] = run(
             program,
             target,
