@@ -29,7 +29,7 @@ from poetmodel.export.exporting import AUTO, NO_TILES, export_step, in_tiles
 from poetmodel.export.step import Weights
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import Status
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,14 +83,8 @@ ROOMY: Final = "4MiB"
 """The RAM of the emulated boards, in which everything is kept."""
 LARGE: Final = "16MiB"
 """The other memory of an emulated Cortex-M4, for what is kept of larger images."""
-MOVED: Final = "-Wl,--defsym=RAM_START=0x21000000 -Wl,--defsym=EXTERNAL_START=0x20000000"
-"""What the linker is told where a program has that memory as its RAM."""
-KEPT: Final = (
-    *product(ON_BOARDS, (("nrf52840", ROOMY),)),
-    ("mobilenetv1-vww-bytes", ("nrf52840", ROOMY)),
-    *product(("mobilenetv2-035-96", "mobilenetv2-035-128"), (("rp2350-psram", LARGE),)),
-)
-"""Networks of which everything is kept, and where: bits and instructions to compare with."""
+MOVED: Final = "EXTRA=-Wl,--defsym=RAM_START=0x21000000,--defsym=EXTERNAL_START=0x20000000"
+"""What is said where a program has that memory as its RAM."""
 LEARNING_RATE: Final = 0.01
 STEPS: Final = 2
 """Steps that are run: the loss of the second one depends on all updates of the first."""
@@ -139,12 +133,10 @@ def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[B
     """Yield all runs: the references of each network first."""
     more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
-        cells = {
-            BOARD: (*product(ON_BOARDS, PLACES), *TIGHT),
-            KEEP_ALL: KEPT,
-            LAST_LAYER: product(ON_BOARDS, (("nrf52840", ROOMY),)),
-        }
-        for name, (board, ram) in cells[part]:
+        larger = dict.fromkeys(name for name, _ in TIGHT if name not in ON_BOARDS)
+        more = {BOARD: TIGHT, KEEP_ALL: product(larger, (("rp2350-psram", LARGE),))}
+        places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
+        for name, (board, ram) in (*product(ON_BOARDS, places), *more.get(part, ())):
             run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
             yield replace(run, limit_s=run.limit_s + more_s)
 
@@ -215,8 +207,6 @@ def captured(wanted: BoardRun, training: Training) -> LoweredStep:
 
 
 def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]:
-    from mcu.networks import LARGER
-
     step = captured(wanted, training)
     alone = {"keep_all_bytes": checkpoint_all_peak_bytes(step.graph)}
     deployment, tried = _exported(wanted, step, folder)
@@ -226,7 +216,6 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         reason = tried[-1]["reason"]
         return {"status": answer, "reason": reason, "tried": tried, **alone}
     ran = _ran(wanted, training, deployment, folder)
-    large = wanted.network in LARGER  # its nodes are those of the others
     return {
         "status": YES,
         "reason": "",
@@ -234,7 +223,7 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         **alone,
         **_decided(deployment),
         **_measured(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
-        **(_counted(deployment, folder) if wanted.part == KEEP_ALL and not large else {}),
+        **(_counted(deployment, folder) if (wanted.part, wanted.ram) == (KEEP_ALL, ROOMY) else {}),
     }
 
 
@@ -257,7 +246,7 @@ def _exported(
         outcome: dict[str, Any] = {"commit": commit, "answer": NO, "reason": ""}
         outcome["tile"] = None if tile == NO_TILES else tile
         options |= {"tile": tile, "commit": commit}
-        deployment = None
+        deployment, ended = None, False
         try:
             deployment = export_step(
                 step, folder, time_limit=wanted.solve_s, gap=wanted.gap, **options
@@ -270,6 +259,7 @@ def _exported(
                 deployment = None
         except FlashError as error:
             outcome["reason"] = str(error)
+            ended = not in_place  # smaller tiles take more code
         except BudgetError as error:
             found = step if tile == AUTO else in_tiles(step, tile)
             outcome |= {"reason": str(error), **_largest(found, wanted.board)}
@@ -279,7 +269,7 @@ def _exported(
             reason = reason or error.result.reason
             outcome |= {"answer": NO if proved else OPEN, "reason": reason}
         tried.append({**outcome, "seconds": time.perf_counter() - begun})
-        if deployment is not None:
+        if deployment is not None or ended:
             return deployment, tried
     return None, tried
 
@@ -346,20 +336,11 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
 
 def _batches(training: Training) -> bytes:
     """Return the batch of a training as its program reads it."""
-    import torch
-
-    bytes_ = torch.uint8, torch.int8
     arrays = (
-        x.float() if x.is_floating_point() else x if x.dtype in bytes_ else x.int()
+        x if x.element_size() == 1 else x.float() if x.is_floating_point() else x.int()
         for x in training[2]
-    )  # fmt: skip
+    )
     return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
-
-
-def _memory(deployment: Deployment) -> tuple[str, ...]:
-    """Return what the linker is told of a board whose usual memory is too small."""
-    large = deployment.ram_bytes > parse_size(ROOMY, field="ram")
-    return (f"EXTRA={MOVED}",) if large else ()
 
 
 def _ran(
@@ -374,8 +355,8 @@ def _ran(
             settings.append(f"ENDURANCE={int(storage.endurance_cycles)}")
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
-        memory = _memory(deployment) if target.is_board else ()
-        program = build(folder, target, settings=(*settings, *memory))
+        moved = (MOVED,) if target.is_board and wanted.ram == LARGE else ()
+        program = build(folder, target, settings=(*settings, *moved))
         found[target] = run(
             program,
             target,

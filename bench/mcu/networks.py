@@ -236,21 +236,18 @@ def mobilenetv1_vww(batch: int = 1) -> Training:
 
 
 class Pixels(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A network that reads bytes as numbers from -1 on, up to 1."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
+    """Numbers from -1 to 1 for bytes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the network makes of an image of bytes."""
-        return self.network(x.to(torch.float32) / 127.5 - 1)
+        """Return them."""
+        return x.to(torch.float32) / 127.5 - 1
 
 
 def mobilenetv1_bytes(batch: int = 1) -> Training:
-    """Return `mobilenetv1_vww` on images of bytes, as a camera gives them."""
+    """Return the same on images of bytes."""
     model, loss_fn, (x, target) = mobilenetv1_vww(batch)
-    return Pixels(model), loss_fn, (torch.randint_like(x, 256).to(torch.uint8), target)
+    x = torch.randint_like(x, 256).to(torch.uint8)
+    return nn.Sequential(Pixels(), model), loss_fn, (x, target)
 
 
 def ds_cnn(batch: int = 1) -> Training:
