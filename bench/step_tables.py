@@ -203,9 +203,10 @@ NETWORKS: Final = {
     "autoencoder": ", batch 2",
     "resnet8": "",
     "mobilenetv1-vww": ", 96 x 96",
+    "mobilenetv1-vww-bytes": "",
     "mobilenetv2-035": ", 48 x 48",
-    "mobilenetv2-035-96": ", 96 x 96",
-    "mobilenetv2-035-128": ", 128 x 128",
+    "mobilenetv2-035-96": "",
+    "mobilenetv2-035-128": "",
     "resnet8-thin": "",
     "lenet": "",
     "bert-block": "",
@@ -216,7 +217,7 @@ PLACES: Final = (
     ("stm32f746", "256KiB"), ("stm32f746", None), ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and how much of their RAM may be taken; None: all of it."""
-README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035")
+README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035-96")
 
 
 def named(network: str) -> str:
@@ -301,7 +302,7 @@ def boards() -> str:
     lines = [
         (named(network), *(verdict(runs.get((network, *place))) for place in PLACES))
         for network in NETWORKS
-        if any((network, *place) in runs for place in PLACES)
+        if sum((network, *place) in runs for place in PLACES) > 1
     ]
     return figures(lines, ("network", *heads), words=len(heads) + 1)
 
@@ -345,7 +346,7 @@ def boards_readme() -> str:
 def board_ways() -> str:
     """Return RAM and instructions of keep-all and of the last layer alone."""
     lines, ways = [], (_keep_all(), _keep_all("last layer"))
-    for network in filter(ways[0].__contains__, NETWORKS):
+    for network in (name for name in NETWORKS if all(name in runs for runs in ways)):
         cells = []
         for runs in ways:
             run = runs[network]
@@ -388,7 +389,7 @@ def kernels() -> pd.DataFrame:
     nodes = [
         {"network": run["network"], **node, "per_mac": node["instructions"] / node["macs"]}
         for run in _keep_all().values()
-        for node in run["nodes"]
+        for node in run.get("nodes", ())
     ]
     return pd.DataFrame(nodes)
 

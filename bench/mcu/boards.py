@@ -72,6 +72,7 @@ TIGHT: Final = (
     ("mobilenetv2-035-96", ("nrf52840", None)),
     ("mobilenetv2-035-96", ("rp2350-psram", "256KiB")),
     ("mobilenetv2-035-128", ("rp2350-psram", "512KiB")),
+    ("mobilenetv1-vww-bytes", ("nrf52840", None)),
 )
 """Networks that are held against less RAM, or against one board alone."""
 SOLVE_S: Final = 20.0
@@ -80,6 +81,10 @@ TILES: Final = (NO_TILES, AUTO, "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
 """The RAM of the emulated boards, in which everything is kept."""
+LARGE: Final = "16MiB"
+"""The other memory of an emulated Cortex-M4, for what is kept of larger images."""
+MOVED: Final = "EXTRA=-Wl,--defsym=RAM_START=0x21000000,--defsym=EXTERNAL_START=0x20000000"
+"""What is said where a program has that memory as its RAM."""
 LEARNING_RATE: Final = 0.01
 STEPS: Final = 2
 """Steps that are run: the loss of the second one depends on all updates of the first."""
@@ -128,8 +133,10 @@ def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[B
     """Yield all runs: the references of each network first."""
     more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
+        larger = dict.fromkeys(name for name, _ in TIGHT if name not in ON_BOARDS)
+        more = {BOARD: TIGHT, KEEP_ALL: product(larger, (("rp2350-psram", LARGE),))}
         places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
-        for name, (board, ram) in (*product(ON_BOARDS, places), *(TIGHT if part == BOARD else ())):
+        for name, (board, ram) in (*product(ON_BOARDS, places), *more.get(part, ())):
             run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
             yield replace(run, limit_s=run.limit_s + more_s)
 
@@ -216,7 +223,7 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         **alone,
         **_decided(deployment),
         **_measured(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
-        **(_counted(deployment, folder) if wanted.part == KEEP_ALL else {}),
+        **(_counted(deployment, folder) if (wanted.part, wanted.ram) == (KEEP_ALL, ROOMY) else {}),
     }
 
 
@@ -239,7 +246,7 @@ def _exported(
         outcome: dict[str, Any] = {"commit": commit, "answer": NO, "reason": ""}
         outcome["tile"] = None if tile == NO_TILES else tile
         options |= {"tile": tile, "commit": commit}
-        deployment = None
+        deployment, ended = None, False
         try:
             deployment = export_step(
                 step, folder, time_limit=wanted.solve_s, gap=wanted.gap, **options
@@ -252,6 +259,7 @@ def _exported(
                 deployment = None
         except FlashError as error:
             outcome["reason"] = str(error)
+            ended = not in_place  # smaller tiles take more code
         except BudgetError as error:
             found = step if tile == AUTO else in_tiles(step, tile)
             outcome |= {"reason": str(error), **_largest(found, wanted.board)}
@@ -261,7 +269,7 @@ def _exported(
             reason = reason or error.result.reason
             outcome |= {"answer": NO if proved else OPEN, "reason": reason}
         tried.append({**outcome, "seconds": time.perf_counter() - begun})
-        if deployment is not None:
+        if deployment is not None or ended:
             return deployment, tried
     return None, tried
 
@@ -328,7 +336,10 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
 
 def _batches(training: Training) -> bytes:
     """Return the batch of a training as its program reads it."""
-    arrays = (x.float() if x.is_floating_point() else x.int() for x in training[2])
+    arrays = (
+        x if x.element_size() == 1 else x.float() if x.is_floating_point() else x.int()
+        for x in training[2]
+    )
     return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
 
 
@@ -344,7 +355,8 @@ def _ran(
             settings.append(f"ENDURANCE={int(storage.endurance_cycles)}")
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
-        program = build(folder, target, settings=settings)
+        moved = (MOVED,) if target.is_board and wanted.ram == LARGE else ()
+        program = build(folder, target, settings=(*settings, *moved))
         found[target] = run(
             program,
             target,

@@ -235,6 +235,21 @@ def mobilenetv1_vww(batch: int = 1) -> Training:
     return _classifier(layers, into, 2), functional.cross_entropy, images(batch, 96, classes=2)
 
 
+class Pixels(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Numbers from -1 to 1 for bytes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return them."""
+        return x.to(torch.float32) / 127.5 - 1
+
+
+def mobilenetv1_bytes(batch: int = 1) -> Training:
+    """Return the same on images of bytes."""
+    model, loss_fn, (x, target) = mobilenetv1_vww(batch)
+    x = torch.randint_like(x, 256).to(torch.uint8)
+    return nn.Sequential(Pixels(), model), loss_fn, (x, target)
+
+
 def ds_cnn(batch: int = 1) -> Training:
     """Return DS-CNN for keyword spotting; its first layer pads both sides alike."""
     layers: list[nn.Module] = [nn.Conv2d(1, 64, (10, 4), 2, (5, 1)), nn.BatchNorm2d(64), nn.ReLU()]
@@ -370,8 +385,9 @@ NETWORKS: Final[dict[str, Callable[..., Training]]] = {
 LARGER: Final[dict[str, Callable[..., Training]]] = {
     "mobilenetv2-035-96": partial(mobilenetv2, size=96),
     "mobilenetv2-035-128": partial(mobilenetv2, size=128),
+    "mobilenetv1-vww-bytes": mobilenetv1_bytes,
 }
-"""The same for larger images, which only boards are held against."""
+"""The same for larger images or images of bytes, which only boards are held against."""
 
 
 # -- what is said of a network ---------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What an exported step takes of flash: estimated, printed, refused where it does not fit."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -142,6 +143,32 @@ def test_what_does_not_fit_is_refused(tmp_path):
     assert not (tmp_path / "refused").exists()
     with pytest.raises(FlashError, match=r"has 4,096 B; take a smaller network$"):
         exported(tmp_path / "refused", device_of(4096, "nrf52840"))
+
+
+def solved_never(_):
+    """Fail where a solve has progress."""
+    raise AssertionError("solved")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_no_schedule_fits_is_refused_before_a_solve(plan, tmp_path):
+    """Program, first weights and two generations of the smallest program are those of no other."""
+    given = {"device": "nrf52840", **PLANS[plan], "gap": 0.5}
+    made = export_step(load_step(STEP), tmp_path / "made", **given)
+    room = made.least_stored_bytes if made.device.stores_in_flash else 1
+    given["device"] = device_of(room, given["device"], storage_bytes=room)
+    with pytest.raises(FlashError, match=" B at least, and device ") as caught:
+        export_step(load_step(STEP), tmp_path / "c", on_progress=solved_never, **given)
+    (fault,) = caught.value.faults
+    sizes = dict(re.findall(r"(code|constants|first weights|storage) ([\d,]+) B", fault))
+    least = {part: int(size.replace(",", "")) for part, size in sizes.items()}
+    known = made.flash_map() | {"storage": made.least_stored_bytes}
+    assert {"code", "constants", "first weights"} <= least.keys()
+    assert ("storage" in least) == (plan == "read in place")
+    assert all(0 < size <= known[part] for part, size in least.items())
+    assert least["first weights"] == known["first weights"]
+    assert plan != "kept" or (least["code"], made.flash_map()["storage"]) == (known["code"], 0)
+    assert not (tmp_path / "c").exists()
 
 
 def test_generations_leave_a_tenth_of_the_flash(tmp_path):

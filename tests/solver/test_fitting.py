@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from kit.instances import random_instance, scarce_problem, seeded
-from kit.worked import skip_problem
+from kit.worked import comb_problem, skip_problem
 from poetmodel.errors import InputError, PlanError
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import check_schedule
-from poetmodel.solver import fit_arena, solve
+from poetmodel.solver import fit_arena, fitting, solve
 
 
 def checked(problem, found):
@@ -100,6 +100,26 @@ def test_plans_that_need_not_begin_transfers_early_wait():
     assert len(calls) == 1
     assert found.plan is not None
     assert place(problem.graph, found.plan, alignment=1).bytes <= 17
+
+
+def test_a_block_that_is_larger_by_chance_takes_no_more_off(monkeypatch):
+    """The next budget is below what was used by the least excess of all blocks so far."""
+    problem, results, excess = comb_problem(6, 15), [], [2, 9]
+    placed = fitting.plan_and_place
+
+    def solving(given, **options):
+        results.append(solve(given, **options))
+        return results[-1]
+
+    def placing(*given, room_bytes, **options):
+        plan, arena = placed(*given, room_bytes=room_bytes, **options)
+        return plan, replace(arena, bytes=room_bytes + excess.pop(0)) if excess else arena
+
+    monkeypatch.setattr(fitting, "plan_and_place", placing)
+    fit_arena(problem, mode="blocking", alignment=1, solve=solving)
+    budgets = [result.problem.usable_ram_bytes for result in results]
+    used = [result.peak_ram_bytes for result in results]
+    assert budgets[:3] == [15, used[0] - 2, used[1] - 2]
 
 
 def late(given, **more):

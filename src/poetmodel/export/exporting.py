@@ -20,7 +20,7 @@ from poetmodel.export.deployment import (
     reserved_bytes,
     stack_bytes,
 )
-from poetmodel.export.flash import check_flash, program_sizes
+from poetmodel.export.flash import check_flash, program_sizes, smallest
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
@@ -205,16 +205,15 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     )
     if problem.table.commit is not None:
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
-    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
+    least_plan, no_addresses = smallest(step)
     deployment = Deployment(
         step=step,
         tile_bytes=tile_bytes,
-        plan=plan,
-        arena=arena,
+        plan=least_plan,
+        arena=no_addresses,
         ram_bytes=ram_bytes,
         stack_bytes=stack,
         device=board,
-        result=result,
         commit=commit and bool(step.graph.replacement_of),
         commit_every=commit_every,
         checksum=checksum,
@@ -224,15 +223,24 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         if shared_kernels is None
         else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
+    first = Weights.of(step)
+    check_flash(_with_sizes(deployment, first), at_least=True)
+    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
+    deployment = replace(deployment, plan=plan, arena=arena, result=result)
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
     _check_storage(deployment.least_stored_bytes, board, commit=bool(deployment.rotating))
-    source = StepSource(deployment, Weights.of(step))
-    deployment = replace(deployment, program=program_sizes(deployment, source))
+    deployment = _with_sizes(deployment, first)
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
+
+
+def _with_sizes(deployment: Deployment, weights: Weights) -> Deployment:
+    """Return a deployment that knows what its program takes of flash."""
+    source = StepSource(deployment, weights)
+    return replace(deployment, program=program_sizes(deployment, source))
 
 
 def _fitted(

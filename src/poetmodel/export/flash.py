@@ -14,9 +14,13 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device import StorageMode
 from poetmodel.errors import FlashError
 from poetmodel.export.deployment import NEARLY_FULL
 from poetmodel.graph import Phase
+from poetmodel.plan import Arena, Instruction, Op, Plan
+from poetmodel.plan.arena import Placed
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.source import StepSource
+    from poetmodel.export.step import LoweredStep
 
 TABLE: Final = "code_sizes.json"
 """The file beside this module."""
@@ -61,16 +66,37 @@ def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     }
 
 
-def check_flash(deployment: Deployment) -> None:
-    """Raise `FlashError` where a step does not fit the flash of its device."""
+def smallest(step: LoweredStep) -> tuple[Plan, Arena]:
+    """Return a program that takes no more flash than any other of a step, with its addresses.
+
+    All state is in RAM, every node is computed once, and nothing is paged. There is one address, so
+    that no copy is made that other addresses would save. Nothing of this need fit the RAM.
+    """
+    graph = step.graph
+    held = [(BEFORE, Content.OUTPUT, i) for i in graph.state_tensors]
+    for k, outputs in enumerate(graph.outputs_of):
+        held += [(k, Content.OUTPUT, i) for i in outputs]
+        held.append((k, Content.WORKSPACE, k))
+    program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
+    plan = Plan(program=program, mode=StorageMode.BLOCKING, resident=graph.state_tensors)
+    placed = tuple(Placed(*content, 0) for content in held)
+    return plan, Arena(bytes=0, lower_bound_bytes=0, offsets=placed)
+
+
+def check_flash(deployment: Deployment, *, at_least: bool = False) -> None:
+    """Raise `FlashError` where a step does not fit the flash of its device.
+
+    Of the `smallest` program the message says that others take `at_least` as much.
+    """
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
         return
     missing, size = -sizes.pop("free"), device.flash.size_bytes
     parts = [f"{what} {amount:,} B" for what, amount in sizes.items() if amount]
     raise FlashError(
-        f"flash: {', '.join(parts[:-1])} and {parts[-1]} are {size + missing:,} B, and device "
-        f"{device.name} has {size:,} B; {_advice(deployment, sizes, missing)}"
+        f"flash: {', '.join(parts[:-1])} and {parts[-1]} are {size + missing:,} B"
+        f"{' at least' if at_least else ''}, and device {device.name} has {size:,} B; "
+        f"{_advice(deployment, sizes, missing)}"
     )
 
 

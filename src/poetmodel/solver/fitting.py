@@ -109,6 +109,8 @@ def fit_arena(
     larger one. Once a budget is too small for any schedule, budgets between it and the least that
     gave a block too large are tried by halves.
 
+    Taken off is the least excess of all blocks so far, as one may be larger by chance.
+
     The first solve gets three fifths of the time. If its block fits, what is left goes into a
     better schedule; if not, each further solve gets half of what is left, and is a search alone
     where the first one was cut short with a wide gap. A plan and its addresses are made in any
@@ -242,7 +244,7 @@ class _FittingSearch:
                 low = budget  # such as a deadline that the plan misses in less RAM
                 continue
             high = min(budget, result.peak_ram_bytes or 0)
-            budget = high - (arena.bytes - self.usable_bytes) - margin
+            budget = high - self._least_excess() - margin
         return Fitted(self._failed(first), None, None)
 
     def _improved(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
@@ -370,8 +372,12 @@ class _FittingSearch:
         status = Status.UNKNOWN if self.problem.constraints else Status.INFEASIBLE
         return replace(result, status=status, reason=reason)
 
+    def _least_excess(self) -> int:
+        """Return by how much the smallest block found is larger than the room for it [B]."""
+        return (self.smallest_bytes or 0) - self.usable_bytes
+
     def _failed(self, first: SolveResult) -> SolveResult:
-        excess = (self.smallest_bytes or 0) - self.usable_bytes
+        excess = self._least_excess()
         late = self.clock.remaining_s() <= 2 * self.placing_s
         reason = f"no schedule was found{' in time' if late else ''} whose addresses fit "
         reason += f"{self._room()}: "

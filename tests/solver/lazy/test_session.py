@@ -91,6 +91,18 @@ def test_a_local_search_ends_when_something_better_waits(turns):
     assert session.bounds.incumbent is not before
 
 
+def test_beside_large_relaxations_more_is_due_to_the_search():
+    """By the number of their columns, of the same time."""
+    search = PrimalHeuristic(session_that_pages_everything())
+    search.begun_s -= 1_000.0
+    params = search.session.params
+    search.session.columns = params.large_columns
+    assert search.due_s == pytest.approx(1_000 * params.search_time_ratio, rel=0.05)
+    search.session.columns += 1
+    assert search.due_s == pytest.approx(1_000 * params.large_search_time_ratio, rel=0.05)
+    assert params.large_search_time_ratio > 1.1 * params.search_time_ratio
+
+
 @parts(2)
 def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
     """On random problems no schedule is better than the optimum, and no bound moves."""

@@ -92,6 +92,9 @@ class LazyParams:
     search_time_ratio: float = 0.5
     """Part of the time that the primal heuristic may take of the linear phase with a wide gap: a
     local search does not wait until relaxations that take seconds each have come to their end."""
+    large_search_time_ratio: float = 0.8
+    """The same above `large_columns`: rounds take seconds there and prove little, as of steps in
+    tiles."""
     counted_part_ratio: float = 0.02
     """Part of the best value, or of a limit, that one decision must take where equal ones are
     counted; 1 switches counting off."""

@@ -62,7 +62,9 @@ class PrimalHeuristic:
     @property
     def due_s(self) -> float:
         """What is left of its share of the time [s]."""
-        share = self.session.params.search_time_ratio
+        params = self.session.params
+        large = self.session.columns > params.large_columns
+        share = params.large_search_time_ratio if large else params.search_time_ratio
         return share * (time.monotonic() - self.begun_s) - self.spent_s
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:
