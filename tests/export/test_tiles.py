@@ -381,16 +381,3 @@ def test_auto_is_the_largest_size_that_fits(tmp_path):
         export_step(step, tmp_path / "less", ram="8KiB")
 
 
-def test_step_files_of_earlier_kernels_are_read(tmp_path):
-    """Convolutions had no step of filters, and none that went on with sums."""
-    step, path = lowered(convolutions), tmp_path / "net.step.json"
-    save_step(step, path)
-    document = json.loads(path.read_text(encoding="utf-8"))
-    for call in (call for calls in document["calls"] for call in calls):
-        if call["kernel"].startswith("pm_conv2d"):
-            for listed in (a for a in call["arguments"] if isinstance(a, list)):
-                del listed[15:]
-            if call["kernel"] == "pm_conv2d":
-                del call["arguments"][-1]
-    path.write_text(json.dumps(document), encoding="utf-8")
-    assert load_step(path).calls == step.calls
