@@ -1,6 +1,5 @@
 """Tiles: a step whose larger tensors are in slices of channels has the bits of the whole one."""
 
-import json
 from itertools import product
 
 import numpy as np
@@ -15,7 +14,6 @@ from kit.traced_models import Through
 from poetmodel.device.io import load_device
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.exporting import chosen_tiles, export_step, in_tiles, needed_bytes
-from poetmodel.export.io import load_step, save_step
 from poetmodel.export.step import Ref
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import Phase, floor
