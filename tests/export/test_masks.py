@@ -161,30 +161,6 @@ def test_masks_are_made_only_where_no_gradient_reads_values():
     }
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6])
-@pytest.mark.parametrize("pool", [(2, 2, 0), (3, 1, 1), (3, 2, 1)])
-def test_maxima_pass_the_activation_before_a_pool(activation, pool):
-    """Its result is free after the forward pass; that of the pool is what the next layer keeps.
-
-    Windows may overlap. An activation that something else reads, or with a slope, keeps its mask.
-    """
-    torch.manual_seed(1)
-    layers = (nn.Conv2d(2, 4, 3), activation(), nn.MaxPool2d(*pool), nn.Conv2d(4, 3, 3))
-    inputs = (torch.randn(2, 2, 12, 12), torch.randint(0, 3, (2,)))
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    before, after = steps((model, functional.cross_entropy, inputs))
-    assert "mask" not in {node.op for node in after.graph.nodes}
-    forward = [node for node in after.graph.nodes if node.phase == "forward"]
-    made = next(node.outputs[0].name for node in forward if node.name.startswith("1/"))
-    readers = after.graph.users_of[after.graph.tensor_index[made]]
-    assert [after.graph.nodes[k].name[:2] for k in readers] == ["2/"]
-    check(before, after, *inputs)
-    model[1] = nn.LeakyReLU()
-    before, after = steps((model, functional.cross_entropy, inputs))
-    assert "pm_bits_slope" in kernels(after)
-    check(before, after, *inputs)
-
-
 def test_relu6_leaves_its_operand_free():
     """Where the next layer's weights keep the result, the gradient reads that, and no mask."""
     model = nn.Sequential(nn.Linear(9, 9), nn.ReLU6(), nn.Linear(9, 2))

@@ -13,13 +13,11 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.loops import columns_of, merged
+from poetmodel.export.loops import columns_of
 from poetmodel.export.step import ALIGNMENT, Buffer, Call, DataType, Ref
 from poetmodel.graph import Node, Phase, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from poetmodel.export.step import Argument, LoweredStep
 
 _RESULTS: Final = {"pm_hardtanh_backward": "pm_clamp", "pm_leaky_relu_backward": "pm_leaky_relu"}
@@ -38,7 +36,7 @@ def masked(step: LoweredStep) -> LoweredStep:
     A mask is a node of its own, which a schedule may compute again. It is made only where no
     gradient reads the values: where a weight gradient does, they are kept anyway.
     """
-    for rewrite in (_read_results, _ask_maxima, _ask_once, _draw_bits, _number_places):
+    for rewrite in (_read_results, _ask_once, _draw_bits, _number_places):
         step = rewrite(step)
     return step
 
@@ -92,12 +90,6 @@ class _Loop:
         """Return the table of some of the tensors, whose elements come in the same order."""
         columns = (self.sizes, *(self.steps[k] for k in tensors))
         return (len(self.sizes), *(n for row in zip(*columns, strict=True) for n in row))
-
-    def merged(self) -> _Loop:
-        """Return the same loop with fewer dimensions, where elements go on from one to the next."""
-        rows = merged((self.sizes, *self.steps)) or [[1] * (1 + len(self.steps))]
-        sizes, *columns = zip(*rows, strict=True)
-        return _Loop(sizes=sizes, steps=tuple(columns))
 
     def is_in_order(self, tensor: int) -> bool:
         """Return whether the elements of a tensor come in the order in which they lie."""
@@ -243,113 +235,6 @@ def _result(
         if not falls and (other.sizes, other.steps[1]) == (loop.sizes, loop.steps[2]):
             return y, replace(loop, steps=(*loop.steps[:2], other.steps[0]))
     return None
-
-
-def _ask_maxima(step: LoweredStep) -> LoweredStep:
-    """Ask the largest elements of windows, where a pool reads what an activation made.
-
-    The gradient of the pool then passes the activation before it goes where these were, which gives
-    the same sums: there are fewer of them than of all elements, and the next layer may keep them.
-    """
-    for tensor in step.graph.tensors:
-        match [*_slopes(step, tensor.name).items()]:
-            case [(k, slope)] if (slope.applies, slope.factor) == ("pm_bits_scale", 1.0):
-                step = _before_pool(step, k, slope)
-    return step
-
-
-def _before_pool(step: LoweredStep, k: int, slope: _Slope) -> LoweredStep:
-    """Return a step in which a gradient passes an activation before the pool that comes after it.
-
-    The step itself where no pool alone makes this gradient, or where the tensors lie in other ways.
-    """
-    graph = step.graph
-    match _only_call(step, k):
-        case Call(kernel, (Ref(late, 0), Ref(early, 0), Ref() as x, _, *numbers)):
-            back = graph.node_of[graph.tensor_index[early]] if early in graph.tensor_index else k
-        case _:
-            return step
-    match _only_call(step, back):
-        case Call(
-            "pm_max_pool2d_backward" as pool,
-            (Ref(made, 0), Ref(arriving, 0), Ref() as places, tuple(steps), *sizes),
-        ) if made == early:
-            forward = graph.node_of[graph.tensor_index[places.buffer]]
-        case _:
-            return step
-    match _only_call(step, forward):
-        case Call("pm_max_pool2d", (Ref() as y, found, read, _, _, tuple(lie), *_)):
-            batch, channels, height, width, *grid = (n for n in sizes if isinstance(n, int))
-        case _:
-            return step
-    loop, shape = slope.loop, (batch, channels, *grid)
-    alike = loop.steps[0] == loop.steps[1] == loop.steps[2] and steps[:4] == lie[8:]
-    whole = (batch * channels * height * width, math.prod(shape))
-    if (
-        not alike
-        or (found, read) != (places, x)
-        or graph.users_of[graph.tensor_index[early]] != (k,)
-        or whole != (loop.elements, step.buffers[arriving].elements)
-    ):
-        return step
-    dense = _Loop(sizes=shape[::-1], steps=(steps[7:3:-1], steps[7:3:-1], lie[3::-1]))
-    small = replace(
-        graph.nodes[k],
-        inputs=(arriving, y.buffer),
-        outputs=(Tensor(name=early, bytes=step.buffers[arriving].bytes),),
-        in_place=((early, arriving),) if arriving in graph.tensor_index else (),
-        flops=math.prod(shape),
-        bytes_moved=None,
-    )
-    large = replace(
-        graph.nodes[back],
-        inputs=(early, places.buffer),
-        outputs=graph.nodes[k].outputs,
-        in_place=(),
-        bytes_moved=None,
-    )
-    changes = _Changes(step=step)
-    changes.buffers[early] = step.buffers[arriving]
-    passing = Call(kernel, (Ref(early), Ref(arriving), y, dense.merged().over(0, 1, 2), *numbers))
-    changes.replaced[back] = (small, passing)
-    changes.replaced[k] = (large, Call(pool, (Ref(late), Ref(early), places, steps, *sizes)))
-    return _swapped(changes.made(), {early: late, late: early})
-
-
-def _swapped(step: LoweredStep, names: Mapping[str, str]) -> LoweredStep:
-    """Return a step in which tensors have each other's names."""
-
-    def new(name: str) -> str:
-        return names.get(name, name)
-
-    def called(call: Call) -> Call:
-        arguments = tuple(
-            replace(a, buffer=new(a.buffer)) if isinstance(a, Ref) else a for a in call.arguments
-        )
-        return replace(call, arguments=arguments)
-
-    nodes = tuple(
-        replace(
-            node,
-            inputs=tuple(map(new, node.inputs)),
-            outputs=tuple(replace(tensor, name=new(tensor.name)) for tensor in node.outputs),
-            in_place=tuple((new(y), new(x)) for y, x in node.in_place),
-        )
-        for node in step.graph.nodes
-    )
-    return replace(
-        step,
-        graph=replace(step.graph, nodes=nodes),
-        calls=tuple(tuple(map(called, calls)) for calls in step.calls),
-        buffers={new(name): buffer for name, buffer in step.buffers.items()},
-        gradients=tuple(
-            replace(
-                value,
-                pieces=tuple(replace(ref, buffer=new(ref.buffer)) for ref in value.pieces),
-            )
-            for value in step.gradients
-        ),
-    )
 
 
 def _ask_once(step: LoweredStep) -> LoweredStep:
