@@ -14,16 +14,8 @@ from poetmodel.errors import listed
 from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
-from poetmodel.solver.sensitivity.remedies import (
-    LEAST_S,
-    LIMITS,
-    Change,
-    Remedy,
-    Stated,
-    find_remedies,
-    name_of,
-)
+from poetmodel.solver.sensitivity.conflict import conflicting_rows
+from poetmodel.solver.sensitivity.remedies import LEAST_S, Change, Remedy, find_remedies
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -36,11 +28,6 @@ if TYPE_CHECKING:
 
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
-MOST_ROWS: Final = 5
-"""Maximum number of user constraints that a sentence names."""
-UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
-CONFLICT_SHARE: Final = 0.5
-"""Part of its time for finding which own constraints are in conflict."""
 _RULES: Final = {
     "memory": "the RAM budget",
     "storage": "the storage",
@@ -61,11 +48,9 @@ class Explanation:
     remedies: tuple[Remedy, ...]
     """Result of each change by itself."""
     constraints: tuple[str, ...] = ()
-    """Names of constraints added to a model that contradict each other or the limits."""
-    rows: tuple[str, ...] = ()
-    """Names of the problem's own constraints that contradict each other or the limits."""
+    """Names of constraints added to a model that contradict each other or `limits`."""
     limits: tuple[str, ...] = ()
-    """Further limits in that, in words."""
+    """Limits that these contradict, in words."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 
@@ -91,16 +76,9 @@ class Explanation:
 
     def hints(self) -> Iterator[str]:
         """Yield in words what would do, and what was found not to."""
-        beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
-        if self.rows:
-            *some, last = map(repr, self.rows[:MOST_ROWS])
-            more = len(self.rows) - MOST_ROWS
-            names = f"{', '.join(some)} and {last}" if some else last
-            names = f"{', '.join((*some, last))} and {more} more" if more > 0 else names
-            yield f"constraint{'s' * bool(some)} {names} cannot be kept{beside}"
         if self.constraints:
-            rows = listed(self.constraints)
-            yield f"these added constraints cannot hold{beside}: {rows}"
+            beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
+            yield f"these added constraints cannot hold{beside}: {listed(self.constraints)}"
         yield from (remedy.sentence() for remedy in self.in_the_way)
         others = [remedy for remedy in self.remedies if not remedy.works]
         if not self.in_the_way and len(others) > 1 and all(r.works is False for r in others):
@@ -116,7 +94,7 @@ class Explanation:
             "sentences": list(self.sentences()),
             "obstacles": list(self.obstacles),
             "changes": [remedy.to_dict() for remedy in self.remedies],
-            "constraints": [*self.constraints, *self.rows],
+            "constraints": list(self.constraints),
             "limits": list(self.limits),
         }
 
@@ -146,8 +124,8 @@ def explain_infeasible(
     -------
     Explanation
         Changes of one limit each, with the least amount that works; every "does not help" is
-        proven, every amount that works has a schedule that the verifier accepts. Of a problem with
-        own constraints also which of them are in conflict, and their nearest limits.
+        proven, every amount that works has a schedule that the verifier accepts. Own constraints
+        are left out rule by rule, and all together.
     """
     ends_s = time.monotonic() + time_limit
     problem = result.problem
@@ -155,25 +133,15 @@ def explain_infeasible(
         added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
         if added is not None:
             return added
-    conflict: list[Stated] | None = None
-    irreducible = True
-    if problem.constraints:
-        conflict, irreducible = find_conflict(
-            problem, time_limit=CONFLICT_SHARE * time_limit, threads=threads
-        )
     left_s = ends_s - time.monotonic()
-    remedies = find_remedies(problem, conflict=conflict, time_limit=left_s, threads=threads)
+    remedies = find_remedies(problem, time_limit=left_s, threads=threads)
     if model is None:
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
-    rows = [name_of(stated) for stated in conflict or () if isinstance(stated, tuple)]
-    undecided = [] if irreducible or not rows else [UNDECIDED]
     return Explanation(
         reason=result.reason,
         obstacles=tuple(obstacles(problem)),
         remedies=remedies,
-        rows=tuple(rows),
-        limits=tuple(LIMITS[limit] for limit in LIMITS if rows and limit in (conflict or ())),
-        notes=(*undecided, *_notes(problem, remedies)),
+        notes=tuple(_notes(problem, remedies)),
     )
 
 
