@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pyomo.environ as pyo
 import pytest
 
@@ -12,7 +11,6 @@ from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.rotation import parts
 from kit.worked import bench_device, even_costs, skip_graph, skip_problem
-from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -23,7 +21,6 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, explain_infeasible, variants
-from poetmodel.solver.sensitivity.conflict import conflicting_rows
 
 
 def explained(problem):
@@ -196,60 +193,23 @@ def test_a_batch_is_told_of_where_ram_is_too_small():
     assert any("a batch of 8" in sentence for sentence in explained(problem).sentences())
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["needs integrality", "does not"])
-def test_own_constraints_are_named(whole):
-    """Those that contradict are named with the limit they contradict; the others are not."""
-    model = build(skip_problem(recompute=whole))
-    model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= (0.5 if whole else 0))
+def test_what_was_added_to_a_model_is_named():
+    """Constraints of a model whose problem has a schedule, or fixed variables; else the limits."""
+    model = build(skip_problem(recompute=False))
+    model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= 0)
     model.harmless = pyo.Constraint(expr=sum(model.paged_out.values()) <= 3)
-    if whole:
-        model.no_work = pyo.ConstraintList()
-        model.no_work.add(sum(model.recomputed.values()) <= 0.5)
     found = explain_infeasible(solve(model), model=model)
-    assert set(found.constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
-    assert "the RAM budget" in found.limits
-    text = " ".join(found.sentences())
-    assert "these added constraints cannot hold together with" in text
-    assert "without what was added to the model there is a schedule" in text
-    assert found.to_dict()["constraints"] == list(found.constraints)
-
-
-def at_most(rows, upper):
-    """Return binaries with rows ``<= upper``."""
-    return StandardForm.from_arrays(
-        np.array(rows), np.zeros(len(rows[0])), upper=1.0, row_upper=upper, integer=True
-    )
-
-
-@pytest.mark.parametrize(
-    ("rows", "upper", "conflict"),
-    [
-        ([[-1, -1, 0], [0, 1, 1], [1, -1, 0]], [-2, 2, -0.5], [0, 2]),
-        ([[2, 2, 0], [-2, -2, 0], [0, 1, 1]], [1, -1, 1], [0, 1]),
-        ([[1, 0], [1, 1]], [1, -1], [1]),
-        ([[1, 1]], [1], []),
-    ],
-    ids=["linearly", "through integrality", "with its bounds", "not at all"],
-)
-def test_rows_that_contradict_are_found(rows, upper, conflict):
-    """Each of them is needed: the others have a point. Without time nothing is claimed."""
-    form = at_most(rows, upper)
-    assert conflicting_rows(form, time_limit=10) == conflict
-    assert conflicting_rows(form, time_limit=0) == []
-
-
-def test_no_added_constraint_is_blamed_where_none_takes_part():
-    """Fixed variables are what to look at, or the problem alone has no schedule."""
+    assert list(found.sentences()) == [
+        "without what was added to the model (constraints few_pages, harmless) there is a schedule"
+    ]
     model = build(skip_problem())
     model.R[3, 0].fix(0)
     model.M_in[3, 0].fix(0)
     found = explain_infeasible(solve(model), model=model)
-    assert found.constraints == ()
     assert any("variables that are fixed" in sentence for sentence in found.sentences())
     model = build(skip_problem(deadline=10.5))
     model.few = pyo.Constraint(expr=sum(model.recomputed.values()) <= 1)
     found = explain_infeasible(solve(model), model=model)
-    assert found.constraints == ()
     assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.TIME]
 
 
@@ -357,15 +317,6 @@ def test_json_names_the_constraints_that_are_left_out():
     assert changes[-1]["change"] == "constraint"
     assert (changes[-1]["constraints"], changes[-1]["works"]) == (["wear"], True)
     assert "constraints" not in changes[0]
-
-
-def test_a_models_constraint_may_contradict_one_of_its_problem():
-    """The one of the problem is named beside it."""
-    model = build(with_rows(WEAR))
-    model.mine = pyo.Constraint(expr=sum(model.R[t, 0] for t in range(1, 4)) <= 0)
-    found = explain_infeasible(solve(model), model=model)
-    assert found.constraints == ("mine",)
-    assert "constraint 'wear'" in found.limits
 
 
 @pytest.mark.slow

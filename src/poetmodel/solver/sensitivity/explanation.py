@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import listed
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.conflict import conflicting_rows
 from poetmodel.solver.sensitivity.remedies import LEAST_S, Change, Remedy, find_remedies
 from poetmodel.units import brief, format_bytes
 
@@ -23,18 +21,12 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
+    from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
 
 
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
-_RULES: Final = {
-    "memory": "the RAM budget",
-    "storage": "the storage",
-    "energy_budget": "the energy budget",
-    **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
-}
-"""The limits that rows of a model state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +39,6 @@ class Explanation:
     """Limits that no schedule keeps whatever the others are, in words."""
     remedies: tuple[Remedy, ...]
     """Result of each change by itself."""
-    constraints: tuple[str, ...] = ()
-    """Names of constraints added to a model that contradict each other or `limits`."""
-    limits: tuple[str, ...] = ()
-    """Limits that these contradict, in words."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 
@@ -76,9 +64,6 @@ class Explanation:
 
     def hints(self) -> Iterator[str]:
         """Yield in words what would do, and what was found not to."""
-        if self.constraints:
-            beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
-            yield f"these added constraints cannot hold{beside}: {listed(self.constraints)}"
         yield from (remedy.sentence() for remedy in self.in_the_way)
         others = [remedy for remedy in self.remedies if not remedy.works]
         if not self.in_the_way and len(others) > 1 and all(r.works is False for r in others):
@@ -94,8 +79,6 @@ class Explanation:
             "sentences": list(self.sentences()),
             "obstacles": list(self.obstacles),
             "changes": [remedy.to_dict() for remedy in self.remedies],
-            "constraints": list(self.constraints),
-            "limits": list(self.limits),
         }
 
 
@@ -114,7 +97,7 @@ def explain_infeasible(
         With the proof that there is no schedule.
     model : ConcreteModel, optional
         The model that was solved, if one was: if the problem alone has a schedule, the answer is
-        which of the constraints added to it are in conflict.
+        what was added to it.
     time_limit : float
         Wall time for all of it [s].
     threads : int
@@ -130,9 +113,10 @@ def explain_infeasible(
     ends_s = time.monotonic() + time_limit
     problem = result.problem
     if model is not None:
-        added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
-        if added is not None:
-            return added
+        limit_s = max(LEAST_S, time_limit / 2)
+        if solve(problem, time_limit=limit_s, gap=1.0, threads=threads).schedule is not None:
+            notes = tuple(_without_additions(model))
+            return Explanation(reason=result.reason, obstacles=(), remedies=(), notes=notes)
     left_s = ends_s - time.monotonic()
     remedies = find_remedies(problem, time_limit=left_s, threads=threads)
     if model is None:
@@ -179,40 +163,13 @@ def _holds_gradient_at_floor(problem: Problem) -> bool:
     return floor.node in updates or bool(updates.intersection(graph.users_of[largest]))
 
 
-def _conflict_of_added_rows(
-    result: SolveResult, model: pyo.ConcreteModel, *, ends_s: float, threads: int
-) -> Explanation | None:
-    """Explain a model whose problem has a schedule without what was added; None for others."""
-    from poetmodel.backends.compiler import compile_model
-    from poetmodel.model.arrays import Label
+def _without_additions(model: pyo.ConcreteModel) -> Iterator[str]:
+    """Yield that there is a schedule without what was added to a model, and what that is."""
+    from pyomo.core import Constraint
 
-    left_s = ends_s - time.monotonic()
-    without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
-    if without.schedule is None:
-        return None
-    form = compile_model(model)
-    left_s = max(LEAST_S, ends_s - time.monotonic())
-    conflict = conflicting_rows(form, time_limit=left_s)
-    added, others = [], []
-    for row in (form.rows[i] for i in conflict):
-        if not isinstance(row, Label):
-            added.append(row if isinstance(row, str) else row.name)
-        elif row.family == CONSTRAINTS:
-            others.append(f"constraint {row.key[0]!r}")
-        else:
-            others.append(_RULES.get(row.family, "the rules of execution"))
-    notes = ["without what was added to the model there is a schedule"]
+    rows = model.component_objects(Constraint, active=True)
+    added = [row.name for row in rows if row.name not in model.stated_rows]
+    of_these = f" (constraint{'s' * (len(added) > 1)} {listed(added)})" if added else ""
+    yield f"without what was added to the model{of_these} there is a schedule"
     if not added:
-        notes.append(
-            "which of the added constraints are to blame was not found in time"
-            if not conflict
-            else "no added constraint takes part: look at variables that are fixed or bounded"
-        )
-    return Explanation(
-        reason=result.reason,
-        obstacles=(),
-        remedies=(),
-        constraints=tuple(dict.fromkeys(added)),
-        limits=tuple(dict.fromkeys(others)),
-        notes=tuple(notes),
-    )
+        yield "no constraint was added: look at variables that are fixed or bounded"
