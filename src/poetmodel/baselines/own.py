@@ -1,4 +1,4 @@
-"""Methods of one's own: a decorator, an entry point, or a file, each a function of a problem.
+"""Methods of one's own: a decorator or a file, each a function of a problem.
 
 Nothing that such a function does is trusted. What it raises is told with its file and line, and its
 schedule passes the verifier like any other.
@@ -13,7 +13,6 @@ import sys
 import traceback
 from contextlib import redirect_stdout
 from functools import cache, wraps
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
     from poetmodel.problem import Problem
 
-GROUP: Final = "poetmodel.methods"
-"""The group of entry points by which a package brings methods."""
 _SUFFIX: Final = ".py"
 _PREFIX: Final = "poetmodel_own_"
 """What the names of modules begin with that are files of methods."""
@@ -90,15 +87,14 @@ def method(
 def own_method(name: str) -> Method | None:
     """Return a method of one's own, or None.
 
-    A name is one that was registered in this process, that of an entry point, or
-    ``FILE.py:FUNCTION``.
+    A name is one that was registered in this process, or ``FILE.py:FUNCTION``.
 
     Raises
     ------
     InputError
         If the file cannot be read, or has no such function.
     OwnMethodError
-        If the file, or the module of the entry point, raises an exception when it is imported.
+        If the file raises an exception when it is imported.
     """
     if name in _registered:
         return _registered[name]
@@ -107,16 +103,12 @@ def own_method(name: str) -> Method | None:
     path, _, function = name.rpartition(":")
     if path.endswith(_SUFFIX):
         return _of_file(name, Path(path), function)
-    for point in _entry_points():
-        if point.name == name:
-            return _of_entry_point(point)
     return None
 
 
 def own_names() -> tuple[str, ...]:
-    """Return the names of all methods that were registered or that packages bring."""
-    brought = (point.name for point in _entry_points() if point.name not in METHODS)
-    return tuple(dict.fromkeys((*_registered, *brought)))
+    """Return the names of all methods that were registered."""
+    return tuple(_registered)
 
 
 def known_elsewhere(name: str) -> bool:
@@ -148,20 +140,6 @@ def fingerprint(entry: Method) -> str:
 
 
 # -- where methods come from -----------------------------------------------------------------------
-
-
-@cache
-def _entry_points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))
-
-
-@cache
-def _of_entry_point(point: EntryPoint) -> Method:
-    try:
-        function = point.load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a package does
-        _blame(f"method {point.name!r}: {point.value} cannot be imported:", error)
-    return _entry(point.name, function)
 
 
 def _of_file(name: str, path: Path, function: str) -> Method:
