@@ -21,7 +21,6 @@ from poetmodel.solver import solve
 
 CHOICES = {
     "compact": {},
-    "events": {"stages": "events"},
     "unreduced": {"reductions": False},
     "paper": {"formulation": "paper"},
 }
