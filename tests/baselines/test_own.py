@@ -145,17 +145,6 @@ def test_function_of_a_file_is_a_method(mine):
     assert own.fingerprint(method(f"{other}:keep")) != before == own.fingerprint(entry)
 
 
-def test_file_does_not_get_the_neighbour_of_another(mine):
-    """Two versions of a method in two folders, whose neighbours have one name, are refused."""
-    method(f"{mine}:half")
-    later = mine.parent / "later"
-    later.mkdir()
-    (later / "neighbour.py").write_text("STEP = 3\n", encoding="utf-8")
-    (later / "mine.py").write_text(MINE, encoding="utf-8")
-    with pytest.raises(InputError, match=r"it imports 'neighbour', which is .*neighbour\.py for"):
-        method(f"{later / 'mine.py'}:half")
-
-
 def test_unknown_name_lists_own_methods():
     """The message has what was registered, and how a file is named.
 

@@ -175,26 +175,7 @@ def _module(name: str, path: Path, _stamp: int) -> ModuleType:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does
         del sys.modules[module_name]
         _blame(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
-    try:
-        _check_neighbours(name, path, module)
-    except InputError:
-        del sys.modules[module_name]
-        raise
     return module
-
-
-def _check_neighbours(name: str, path: Path, module: ModuleType) -> None:
-    """Raise if a file got a module of another method's folder in place of the one beside it."""
-    own = [value for key, value in list(sys.modules.items()) if key.startswith(_PREFIX)]
-    folders = {Path(str(value.__file__)).parent for value in own} - {path.parent}
-    for value in list(vars(module).values()):
-        origin = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        file = Path(getattr(sys.modules.get(str(origin)), "__file__", None) or "").resolve()
-        if file.parent in folders and (path.parent / file.name).is_file():
-            raise InputError(
-                f"method {name!r}: it imports {origin!r}, which is {file} for another method of "
-                "this process; give one of the two files another name"
-            )
 
 
 def _entry(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
