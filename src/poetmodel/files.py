@@ -86,12 +86,6 @@ def as_text(content: bytes, *, source: str) -> str:
         ) from None
 
 
-class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys came twice."""
-
-    repeated: tuple[str, ...] = ()
-
-
 def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -> object:
     """Return the JSON value in a text; NaN and infinities become floats, which no key accepts.
 
@@ -100,19 +94,17 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
-    repeating: list[_Object] = []
+    twice: list[str] = []
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = _Object(pairs)
+        values = dict(pairs)
         if len(values) < len(pairs):
             counts = Counter(key for key, _ in pairs)
-            values.repeated = tuple(key for key, count in counts.items() if count > 1)
-            repeating.append(values)
+            twice.extend(key for key, count in counts.items() if count > 1)
         return values
 
     try:
         document = json.loads(text, object_pairs_hook=object_of)
-        twice = [place(path, document) for path in _repeated(document, ())] if repeating else []
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
@@ -124,7 +116,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
         raise InputError(f"its JSON is nested too deeply to be a {expected} file") from None
     except ValueError:  # an integer with more digits than Python reads
         raise InputError("it holds a number with too many digits") from None
-    faults = [f"{where}: the key comes twice" for where in twice]
+    faults = [f"{key}: the key comes twice in one object" for key in twice]
     if repeated is not None:
         repeated += faults
     elif faults:
@@ -144,17 +136,6 @@ def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
         raise InputError(f"its TOML is nested too deeply to be a {expected}") from None
     except ValueError:  # an integer with more digits than Python reads
         raise InputError("it holds a number with too many digits") from None
-
-
-def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path of every key that comes twice, outer ones first."""
-    if isinstance(value, _Object):
-        yield from ((*path, key) for key in value.repeated)
-        for key, inner in value.items():
-            yield from _repeated(inner, (*path, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _repeated(inner, (*path, index))
 
 
 def place(path: Sequence[str | int], document: object = None) -> str:

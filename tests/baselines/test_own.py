@@ -1,7 +1,6 @@
 """Methods of one's own: where they come from, and that nothing they do is trusted."""
 
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -94,12 +93,6 @@ def problem_of(ram="90%"):
     return Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial")
 
 
-def brought(monkeypatch, name, value):
-    """Let an installed package bring a method."""
-    point = EntryPoint(name=name, value=value, group=own.GROUP)
-    monkeypatch.setattr(own, "_entry_points", lambda: (point,))
-
-
 # -- where they come from --------------------------------------------------------------------------
 def test_decorated_function_is_a_method_of_this_process():
     """It is found by its name, runs like any other, and stays the function that it was."""
@@ -150,30 +143,6 @@ def test_function_of_a_file_is_a_method(mine):
     other = mine.with_name("other.py")
     other.write_text("def keep(problem):\n    return None\n", encoding="utf-8")
     assert own.fingerprint(method(f"{other}:keep")) != before == own.fingerprint(entry)
-
-
-def test_file_does_not_get_the_neighbour_of_another(mine):
-    """Two versions of a method in two folders, whose neighbours have one name, are refused."""
-    method(f"{mine}:half")
-    later = mine.parent / "later"
-    later.mkdir()
-    (later / "neighbour.py").write_text("STEP = 3\n", encoding="utf-8")
-    (later / "mine.py").write_text(MINE, encoding="utf-8")
-    with pytest.raises(InputError, match=r"it imports 'neighbour', which is .*neighbour\.py for"):
-        method(f"{later / 'mine.py'}:half")
-
-
-def test_entry_point_is_a_method(monkeypatch):
-    """A package brings it; the name of a shipped method is not taken over."""
-    brought(monkeypatch, "brought", "poetmodel.schedule:checkpoint_all")
-    assert (method("brought").name, own.own_names()) == ("brought", ("brought",))
-    with pytest.raises(OwnMethodError, match=r"method 'brought' raised AttributeError: .* line"):
-        run(problem_of(), "brought")
-    brought(monkeypatch, "rotor", "json:loads")
-    assert (method("rotor").own, own.own_names()) == (None, ())
-    brought(monkeypatch, "away", "no_such_package:method")
-    with pytest.raises(OwnMethodError, match="'away': no_such_package:method cannot be imported: "):
-        method("away")
 
 
 def test_unknown_name_lists_own_methods():

@@ -228,7 +228,7 @@ def test_each_fault_of_a_graph_names_its_key(changes, message):
 
 
 def test_a_key_that_comes_twice_is_a_fault(tmp_path):
-    """JSON would silently keep the last; each place is named, beside the other faults."""
+    """JSON would silently keep the last; each key is named, beside the other faults."""
     path = tmp_path / "g.json"
     path.write_text(
         HEAD
@@ -239,10 +239,10 @@ def test_a_key_that_comes_twice_is_a_fault(tmp_path):
     with pytest.raises(GraphError) as caught:
         load_graph(path)
     assert [fault.removeprefix(f"{path}: ") for fault in caught.value.faults] == [
-        "name: the key comes twice",
-        "resident_bytes.optimizer: the key comes twice",
-        "nodes[0] ('a').op: the key comes twice",
-        "nodes[0] ('a').outputs[0].bytes: the key comes twice",
+        *(
+            f"{key}: the key comes twice in one object"
+            for key in ("optimizer", "bytes", "op", "name")
+        ),
         "nodes[0] ('a').flops: expected an integer from 0 to 10^18, got -1",
     ]
 
@@ -368,15 +368,14 @@ def test_a_plain_digraph_needs_sizes_only():
     assert {type(size) for size in graph.tensor_bytes} == {int}
 
 
-def test_edges_say_which_of_several_outputs_is_read(told):
-    """An edge from a node with several outputs names those that are read."""
+def test_edges_say_which_of_several_outputs_is_read():
+    """An edge from a node with several outputs names those that are read, else all are."""
     digraph = plain(sizes="c")
     digraph.add_node("n", outputs=[{"name": "y", "bytes": 1}, {"name": "m", "bytes": 1}])
     digraph.add_edge("n", "c", tensors=["m"])
     assert from_networkx(digraph).nodes[1].inputs == ("m",)
     del digraph.edges["n", "c"]["tensors"]
-    with told.raises(GraphError):
-        from_networkx(digraph)
+    assert from_networkx(digraph).nodes[1].inputs == ("y", "m")
 
 
 def test_a_cycle_is_named(told):
@@ -391,21 +390,19 @@ def test_a_cycle_is_named(told):
         from_networkx(plain(("a", "a")))
 
 
-@pytest.mark.parametrize(
-    "indices",
-    [
-        {"a": 0, "b": 1},
-        {"a": 0, "b": 1, "c": 1},
-        {"a": 0, "b": 1, "c": 1.5},
-        {"a": 2, "b": 1, "c": 0},
-    ],
-)
-def test_an_index_must_be_an_execution_order(indices, told):
-    """All nodes have a different integer, and what is read comes earlier."""
+def test_an_index_is_kept_as_far_as_edges_allow():
+    """What is read comes earlier; an index that some nodes lack counts for nothing."""
     digraph = plain(("a", "b"))
-    nx.set_node_attributes(digraph, indices, "index")
-    with told.raises(GraphError):
-        from_networkx(digraph)
+    for indices, order in (
+        ({"a": 2, "b": 1, "c": 0}, "cab"),
+        ({"a": 1, "b": 2, "c": 0}, "cab"),
+        ({"a": 2, "b": 1}, "abc"),
+    ):
+        nx.set_node_attributes(digraph, None, "index")
+        for key, data in digraph.nodes(data=True):
+            data.pop("index")
+            data.update({"index": indices[key]} if key in indices else {})
+        assert "".join(node.name for node in from_networkx(digraph).nodes) == order
 
 
 def test_inputs_and_edges_must_agree(norm, told):
@@ -420,28 +417,23 @@ def test_inputs_and_edges_must_agree(norm, told):
         from_networkx(digraph)
 
 
-@pytest.mark.parametrize("tensors", [["q"], "a"])
-def test_edges_name_what_their_node_makes(tensors, told):
-    """An edge cannot bring what its node does not make."""
+def test_edges_bring_what_a_node_makes(told):
+    """An edge cannot bring what no node makes."""
     digraph = plain()
-    digraph.add_edge("a", "b", tensors=tensors)
+    digraph.add_edge("a", "b", tensors=["q"])
     with told.raises(GraphError):
         from_networkx(digraph)
 
 
 def test_what_a_graph_cannot_hold_is_refused(told):
-    """Attributes of node, edge and digraph that would be lost are errors that name them."""
+    """Attributes of node and digraph that would be lost are errors that name them."""
     digraph = plain()
     digraph.nodes["a"]["workspace"] = 1
     with pytest.raises(GraphError, match=r"\('a'\)\.workspace: unknown key"):
         from_networkx(digraph)
     digraph = plain()
-    digraph.add_edge("a", "b", weight=1)
-    with told.raises(GraphError):
-        from_networkx(digraph)
-    digraph = plain()
     digraph.graph["colour"] = "red"
-    with told.raises(GraphError, "second"):
+    with told.raises(GraphError):
         from_networkx(digraph)
     digraph = plain()
     digraph.add_node("d")

@@ -57,10 +57,8 @@ def every(model, name):
     [
         ({}, True),
         ({"reductions": False}, True),
-        ({"stages": "events"}, False),
         ({"formulation": "paper"}, False),
         ({"formulation": COMPACT}, True),
-        ({"formulation": COMPACT, "stages": "events"}, False),
         ({"formulation": UNREDUCED}, True),
         ({"formulation": COMPACT.without("storage", name="unlimited")}, False),
     ],
@@ -77,7 +75,6 @@ def test_only_exact_models_bound_the_problem(choices, exact):
     [
         ({"formulation": "compcat"}, "'compcat'"),
         ({"formulation": "lazy"}, "series of models"),
-        ({"stages": "some"}, "'some'"),
     ],
 )
 def test_unknown_choices_are_refused(choices, message):

@@ -1,14 +1,11 @@
-"""Where decisions can matter: events, dominance, and how far event stages are enough."""
+"""Where decisions can matter: events and dominance."""
 
 import pytest
 
 from kit.instances import random_instances
-from kit.oracle import optimum
-from kit.rotation import parts
 from kit.worked import (
     bench_device,
     costs_of,
-    early_recomputation,
     even_costs,
     skip_graph,
     skip_problem,
@@ -17,26 +14,24 @@ from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
 from poetmodel.model.events import dominated, find_events, recomputable_nodes, storage_is_limiting
 from poetmodel.problem import Problem
-from poetmodel.result import Status, Termination
+from poetmodel.result import Status
 from poetmodel.solver import solve
 
 
-def events_of(problem, stages="all", *, dominance=True):
+def events_of(problem, *, dominance=True):
     """Return the events of a problem, one stage a group."""
     n = len(problem.graph.nodes)
     chosen = recomputable_nodes(problem, dominance=dominance)
-    return find_events(problem, range(n), recomputable=chosen, stages=stages)
+    return find_events(problem, range(n), recomputable=chosen)
 
 
 # -- events ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("stages", ["all", "events"])
-def test_events_are_consistent_on_random_problems(stages):
-    """Uses, recomputations and events fit together, and event stages are closed and fewer."""
+def test_events_are_consistent_on_random_problems():
+    """Uses, recomputations and events fit together."""
     for problem in random_instances(150, (3, 9), seed=41):
         graph = problem.graph
-        found, whole = events_of(problem, stages), events_of(problem)
+        found = events_of(problem)
         for k, again in enumerate(found.recompute):
-            assert set(again) <= set(whole.recompute[k])
             assert list(again) == sorted(set(again))
             assert all(k < t for t in again)
             for p in graph.inputs_of[k]:
@@ -191,48 +186,6 @@ def test_tensors_that_lie_on_storage_take_no_room_there():
     problem = skip_problem(aux_bytes=15)
     assert not storage_is_limiting(problem)
     assert storage_is_limiting(problem.subject_to(out=lambda v: v.page_outs["d"] >= 1))
-
-
-# -- which stages are enough -------------------------------------------------------------------
-@pytest.mark.parametrize(("number", "overhead_j"), [(1, 2.0), (2, 3.0)])
-def test_event_stages_miss_it_and_claim_no_bound(number, overhead_j):
-    """Use stages with closure are a restriction: worse here, and their bound proves nothing."""
-    problem = early_recomputation(number)
-    model = build(problem, stages="events")
-    assert not model.exact
-    result = solve(model, gap=0.0)
-    assert (result.overhead_j, result.bound_j) == (overhead_j, problem.baseline_energy_j)
-    assert (result.status, result.gap) == (Status.FEASIBLE, 1.0)
-    assert result.termination == Termination.STALLED
-
-
-def test_event_stages_with_no_overhead_are_optimal():
-    """Nothing costs less than no overhead; an infeasible restriction leaves the problem open."""
-    result = solve(build(skip_problem(ram=15), stages="events"), gap=0.0)
-    assert (result.status, result.overhead_j, result.gap) == (Status.OPTIMAL, 0.0, 0.0)
-    for problem in random_instances(400, (4, 5), seed=43, paging=False, minimize="energy"):
-        result = solve(build(problem, stages="events"), gap=0.0)
-        if result.schedule is None:
-            assert result.status == Status.UNKNOWN
-            assert "proves nothing" in result.reason
-            break
-    else:
-        pytest.fail("every problem had a schedule")
-
-
-@parts(2)
-def test_event_stages_are_never_better_than_the_optimum(part):
-    """What they find is a schedule of the problem, so never below the best one."""
-    worse = 0
-    for problem in part.of(random_instances(60, (3, 5), seed=42, minimize="energy")):
-        best = optimum(problem)
-        result = solve(build(problem, stages="events"), gap=0.0)
-        if best is None:
-            assert result.schedule is None
-        elif result.energy_j is not None:
-            assert result.energy_j >= best.value - 1e-9
-            worse += result.energy_j > best.value + 1e-9
-    assert worse < 5
 
 
 # -- own constraints and objectives ----------------------------------------------------------------

@@ -21,7 +21,6 @@ from poetmodel.solver import solve
 
 CHOICES = {
     "compact": {},
-    "events": {"stages": "events"},
     "unreduced": {"reductions": False},
     "paper": {"formulation": "paper"},
 }
@@ -148,10 +147,11 @@ def test_single_entries():
 
 # -- the Pyomo model is the model of arrays --------------------------------------------------------
 def problems(choice):
-    """Yield problems with several outputs, own rows and state."""
+    """Yield problems with several outputs, own rows and state; for ``paper`` with one output."""
     if choice == "paper":
         limits = {"minimize": "energy", "energy_budget": None}
-        yield from (replace(p, **limits) for p in random_instances(15, (2, 6), seed=3))
+        made = (replace(problem, **limits) for problem in random_instances(60, (2, 6), seed=3))
+        yield from (p for p in made if all(len(node.outputs) == 1 for node in p.graph.nodes))
     else:
         yield from random_instances(15, (2, 6), seed=4)
         yield from (own_rows_problem(f"view/{number}") for number in range(15))

@@ -123,13 +123,11 @@ def progress_of(model, **options):
 
 
 def test_progress_under_an_own_objective_says_nothing_of_energy():
-    """Neither its values nor its bounds are energies; a part of the stages proves no bound."""
+    """Neither its values nor its bounds are energies."""
     model = build(comb_problem(9, 17, 9.0))
     model.objective.deactivate()
     model.mine = pyo.Objective(expr=sum(model.R.values()) + sum(model.S_RAM.values()))
     assert {(p.incumbent, p.bound) for p in progress_of(model, gap=0.0)} == {(None, None)}
-    model = build(comb_problem(9, 17, 9.0), stages="events")
-    assert {p.bound for p in progress_of(model)} == {None}
 
 
 # -- what is requested, and how incumbent and bound met --------------------------------------------

@@ -1,4 +1,4 @@
-"""Methods of one's own: a decorator, an entry point, or a file, each a function of a problem.
+"""Methods of one's own: a decorator or a file, each a function of a problem.
 
 Nothing that such a function does is trusted. What it raises is told with its file and line, and its
 schedule passes the verifier like any other.
@@ -13,7 +13,6 @@ import sys
 import traceback
 from contextlib import redirect_stdout
 from functools import cache, wraps
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
     from poetmodel.problem import Problem
 
-GROUP: Final = "poetmodel.methods"
-"""The group of entry points by which a package brings methods."""
 _SUFFIX: Final = ".py"
 _PREFIX: Final = "poetmodel_own_"
 """What the names of modules begin with that are files of methods."""
@@ -90,15 +87,14 @@ def method(
 def own_method(name: str) -> Method | None:
     """Return a method of one's own, or None.
 
-    A name is one that was registered in this process, that of an entry point, or
-    ``FILE.py:FUNCTION``.
+    A name is one that was registered in this process, or ``FILE.py:FUNCTION``.
 
     Raises
     ------
     InputError
         If the file cannot be read, or has no such function.
     OwnMethodError
-        If the file, or the module of the entry point, raises an exception when it is imported.
+        If the file raises an exception when it is imported.
     """
     if name in _registered:
         return _registered[name]
@@ -107,16 +103,12 @@ def own_method(name: str) -> Method | None:
     path, _, function = name.rpartition(":")
     if path.endswith(_SUFFIX):
         return _of_file(name, Path(path), function)
-    for point in _entry_points():
-        if point.name == name:
-            return _of_entry_point(point)
     return None
 
 
 def own_names() -> tuple[str, ...]:
-    """Return the names of all methods that were registered or that packages bring."""
-    brought = (point.name for point in _entry_points() if point.name not in METHODS)
-    return tuple(dict.fromkeys((*_registered, *brought)))
+    """Return the names of all methods that were registered."""
+    return tuple(_registered)
 
 
 def known_elsewhere(name: str) -> bool:
@@ -148,20 +140,6 @@ def fingerprint(entry: Method) -> str:
 
 
 # -- where methods come from -----------------------------------------------------------------------
-
-
-@cache
-def _entry_points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))
-
-
-@cache
-def _of_entry_point(point: EntryPoint) -> Method:
-    try:
-        function = point.load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a package does
-        _blame(f"method {point.name!r}: {point.value} cannot be imported:", error)
-    return _entry(point.name, function)
 
 
 def _of_file(name: str, path: Path, function: str) -> Method:
@@ -197,26 +175,7 @@ def _module(name: str, path: Path, _stamp: int) -> ModuleType:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does
         del sys.modules[module_name]
         _blame(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
-    try:
-        _check_neighbours(name, path, module)
-    except InputError:
-        del sys.modules[module_name]
-        raise
     return module
-
-
-def _check_neighbours(name: str, path: Path, module: ModuleType) -> None:
-    """Raise if a file got a module of another method's folder in place of the one beside it."""
-    own = [value for key, value in list(sys.modules.items()) if key.startswith(_PREFIX)]
-    folders = {Path(str(value.__file__)).parent for value in own} - {path.parent}
-    for value in list(vars(module).values()):
-        origin = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        file = Path(getattr(sys.modules.get(str(origin)), "__file__", None) or "").resolve()
-        if file.parent in folders and (path.parent / file.name).is_file():
-            raise InputError(
-                f"method {name!r}: it imports {origin!r}, which is {file} for another method of "
-                "this process; give one of the two files another name"
-            )
 
 
 def _entry(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:

@@ -334,8 +334,7 @@ def method_names() -> tuple[str, ...]:
 def method(name: str) -> Method:
     """Return a method by its name, with a variant after a colon where it has any.
 
-    Methods of one's own are found, too: registered ones, those of installed packages, and
-    ``FILE.py:FUNCTION``.
+    Methods of one's own are found, too: registered ones, and ``FILE.py:FUNCTION``.
 
     Raises
     ------

@@ -232,7 +232,7 @@ def _method_of(name: str) -> Method:
     if entry.own is not None and not known_elsewhere(name):
         raise InputError(
             f"method {name!r}: it is known in this process alone, and a sweep runs others; name it "
-            "FILE.py:FUNCTION, or give it an entry point"
+            "FILE.py:FUNCTION"
         )
     return entry
 

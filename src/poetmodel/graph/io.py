@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import GraphError, raised_as, shown
 from poetmodel.files import parse_json, read_text, write_text
 from poetmodel.graph.structure import Graph, Node, Tensor
+from poetmodel.graph.validation import STATE_DEFAULTS, structure_faults, value_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,15 +31,6 @@ STEP_FORMAT: Final = "poetmodel-step"
 """The files of captured and of compiled steps, which hold the graph of their kernels."""
 VERSIONS: Final = (1, 2)
 """Version 2 has state tensors and in-place operators; it is written only where one is used."""
-STATE_DEFAULTS: Final[Mapping[str, Any]] = {
-    "workspace_bytes": 0,
-    "flops": 0,
-    "recomputable": False,
-    "on_aux": False,
-    "bytes_moved": None,
-    "instructions": None,
-}
-"""Facts about every node that holds state, which are never written."""
 
 _GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default if field.default is not MISSING else {}
@@ -94,7 +86,7 @@ def graph_to_dict(graph: Graph, *, defaults: bool = False) -> dict[str, Any]:
 def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
     """Return one node as a file holds it; see `graph_to_dict`.
 
-    What breaks an invariant is returned as it is, so that `graph_faults` finds it.
+    What breaks an invariant is returned as it is, so that `value_faults` finds it.
     """
     phase: object = node.phase
     inputs: object = node.inputs
@@ -163,18 +155,17 @@ def graph_from_dict(
 
     `source` starts every message; `faults` are those that are known already.
     """
-    from poetmodel.graph.validation import graph_faults
-
     if not isinstance(document, dict):
         raise GraphError(
             f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
         )
     # A file of another kind would otherwise be answered with a list of all its keys.
-    messages = list(_kind_faults(document)) or [*faults, *graph_faults(document)]
+    messages = list(_kind_faults(document)) or [*faults, *value_faults(document)]
+    nodes = () if messages else tuple(map(_read_node, document["nodes"]))
+    messages = messages or structure_faults(nodes, version=document["version"])
     if messages:
         raise GraphError(messages).within(source)
     settings = {key: document.get(key, default) for key, default in _GRAPH_DEFAULTS.items()}
-    nodes = tuple(map(_read_node, document["nodes"]))
     return Graph.of_valid(name=document["name"], nodes=nodes, **settings)
 
 

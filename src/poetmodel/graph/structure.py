@@ -166,10 +166,10 @@ class Graph:
 
     def __post_init__(self) -> None:
         from poetmodel.graph.io import graph_to_dict
-        from poetmodel.graph.validation import graph_faults
+        from poetmodel.graph.validation import structure_faults, value_faults
 
         self._freeze()
-        faults = graph_faults(graph_to_dict(self, defaults=True))
+        faults = value_faults(graph_to_dict(self, defaults=True)) or structure_faults(self.nodes)
         if faults:
             raise GraphError(faults)
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import networkx
 
+    from poetmodel.graph.structure import Node, Tensor
+
 
 class _Rule(NamedTuple):
     """Condition on the value of a key."""
@@ -85,8 +87,8 @@ _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
 
 
-def graph_faults(document: Mapping[str, Any]) -> list[str]:
-    """Return every fault of a graph, given as a file holds it."""
+def value_faults(document: Mapping[str, Any]) -> list[str]:
+    """Return every key and value of a graph, given as a file holds it, that no file may have."""
     faults: list[str] = []
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
@@ -97,19 +99,18 @@ def graph_faults(document: Mapping[str, Any]) -> list[str]:
     if isinstance(document.get("resident_bytes"), dict):
         check(document["resident_bytes"], _RESIDENT_KEYS, "resident_bytes")
     nodes = document.get("nodes")
-    if not isinstance(nodes, list):
-        return faults
-    for k, node in enumerate(nodes):
+    for k, node in enumerate(nodes if isinstance(nodes, list) else ()):
         check(node, _NODE_KEYS, "nodes", k)
-        outputs = node.get("outputs") if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            continue
+        if ("outputs" in node) == ("output_bytes" in node):
+            got = "both" if "outputs" in node else "neither"
+            where = place(("nodes", k), document)
+            faults.append(f"{where}: expected output_bytes or outputs, got {got}")
+        outputs = node.get("outputs")
         for j, output in enumerate(outputs if isinstance(outputs, list) else ()):
             check(output, _TENSOR_KEYS, "nodes", k, "outputs", j)
-    newer = [k for k, node in enumerate(nodes) if next(_keys_of_version_2(node), None)]
-    if newer and document.get("version") == 1:
-        for k in newer:
-            where = ", ".join(".".join(key) for key in _keys_of_version_2(nodes[k]))
-            faults.append(f'{_place(nodes, k)}: {where}: needs "version": 2, the file says 1')
-    return [*faults, *_structure_faults(nodes), *(_state_faults(nodes) if newer else ())]
+    return faults
 
 
 def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -131,51 +132,51 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
             yield (key,), f"expected characters that UTF-8 can hold, got {shown(value)}"
 
 
-def _structure_faults(nodes: Sequence[Any]) -> Iterator[str]:
-    """Yield ambiguous outputs, names used twice, inputs that are unknown or come later, a cycle."""
-    if not nodes:
-        yield "nodes: expected at least 1 node, got 0"
-    for k, node in enumerate(nodes):
-        if isinstance(node, dict) and ("outputs" in node) == ("output_bytes" in node):
-            got = "both" if "outputs" in node else "neither"
-            yield f"{_place(nodes, k)}: expected output_bytes or outputs, got {got}"
-    outputs = [_output_names(node) for node in nodes]
+def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
+    """Return what nodes of a graph, each right by itself, have wrong between them."""
+    newer = [k for k, node in enumerate(nodes) if node.needs_version_2]
+    faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
+    if version == 1:
+        for k in newer:
+            keys = ", ".join(_keys_of_version_2(nodes[k]))
+            faults.append(f'{_place(nodes, k)}: {keys}: needs "version": 2, the file says 1')
     maker: dict[str, int] = {}
-    yield from _repeated_names(nodes, outputs, maker)
+    faults += _repeated_names(nodes, maker)
+    faults += _order_faults(nodes, maker)
+    return faults + (list(_state_faults(nodes, maker)) if newer else [])
+
+
+def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
+    """Yield inputs that are unknown or come later, and a cycle."""
     edges = []
     for k, node in enumerate(nodes):
-        for name in _input_names(node):
-            if name in maker:
-                edges.append((maker[name], k))
-                if maker[name] >= k:
-                    yield (
-                        f"{_place(nodes, k)}.inputs: {shown(name)} is made by nodes[{maker[name]}],"
-                        " which does not come before it; nodes must be in execution order"
-                    )
-            # Only when every tensor has a usable name is it known that no node makes another.
-            elif None not in outputs:
+        for name in dict.fromkeys(node.inputs):
+            if name not in maker:
                 yield f"{_place(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
+                continue
+            edges.append((maker[name], k))
+            if maker[name] >= k:
+                yield (
+                    f"{_place(nodes, k)}.inputs: {shown(name)} is made by nodes[{maker[name]}],"
+                    " which does not come before it; nodes must be in execution order"
+                )
     if any(writer >= read for writer, read in edges):
         import networkx as nx
 
-        cycle = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].get("name"))
+        cycle = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].name)
         yield from (f"nodes: {fault}" for fault in cycle)
 
 
-def _repeated_names(
-    nodes: Sequence[Any], outputs: Sequence[tuple[str, ...] | None], maker: dict[str, int]
-) -> Iterator[str]:
+def _repeated_names(nodes: Sequence[Node], maker: dict[str, int]) -> Iterator[str]:
     """Yield names used twice, and put the first node of each tensor into `maker`."""
-    first: dict[object, int] = {}
+    first: dict[str, int] = {}
     for k, node in enumerate(nodes):
-        own = node.get("name") if isinstance(node, dict) else None
-        repeated = own in first if isinstance(own, str) and own else False
+        repeated = node.name in first
         if repeated:
-            yield f"{_place(nodes, k)}: its name is already used by nodes[{first[own]}]"
-        elif isinstance(own, str):
-            first[own] = k
-        for name in outputs[k] or ():
-            if name in maker and not (repeated and name == own):
+            yield f"{_place(nodes, k)}: its name is already used by nodes[{first[node.name]}]"
+        first.setdefault(node.name, k)
+        for name in (tensor.name for tensor in node.outputs):
+            if name in maker and not (repeated and name == node.name):
                 yield (
                     f"{_place(nodes, k)}: its output tensor {shown(name)} is already an output of "
                     f"nodes[{maker[name]}]"
@@ -197,69 +198,45 @@ def cycle_fault(digraph: networkx.DiGraph[Any], name: Callable[[Any], object]) -
 
 # -- state tensors and in-place operators ------------------------------------------------------
 
-_NOT_OF_STATE: Final = (
-    "flops",
-    "workspace_bytes",
-    "recomputable",
-    "on_aux",
-    "bytes_moved",
-    "instructions",
-)
-"""Keys that a node with state must not have, since it computes nothing."""
+STATE_DEFAULTS: Final[Mapping[str, Any]] = {
+    "workspace_bytes": 0,
+    "flops": 0,
+    "recomputable": False,
+    "on_aux": False,
+    "bytes_moved": None,
+    "instructions": None,
+}
+"""Facts about every node that holds state, which computes nothing; they are never written."""
 
 
-def _is_state(node: Any) -> bool:
-    return isinstance(node, dict) and node.get("phase") == Phase.STATE
-
-
-def _outputs(node: Any) -> list[dict[str, Any]]:
-    """Return the outputs of a node as a file holds them, less what is no object with a name."""
-    outputs = node.get("outputs", [node]) if isinstance(node, dict) else ()
-    return [
-        output
-        for output in (outputs if isinstance(outputs, list) else ())
-        if isinstance(output, dict) and isinstance(output.get("name"), str)
-    ]
-
-
-def _replacing(node: Any) -> list[tuple[dict[str, Any], str]]:
+def _replacing(node: Node) -> list[tuple[Tensor, str]]:
     """Return the outputs of a node that replace a state tensor, each with its name."""
-    replacements = [
-        (output, output.get("replaces")) for output in _outputs(node) if output is not node
-    ]
-    return [(output, state) for output, state in replacements if isinstance(state, str)]
+    return [(tensor, tensor.replaces) for tensor in node.outputs if tensor.replaces is not None]
 
 
-def _keys_of_version_2(node: Any) -> Iterator[tuple[str, ...]]:
+def _keys_of_version_2(node: Node) -> Iterator[str]:
     """Yield the keys of a node that only a file of version 2 can have."""
-    if not isinstance(node, dict):
-        return
-    if _is_state(node):
-        yield ("phase",)
-    if "in_place" in node:
-        yield ("in_place",)
-    if node.get("outputs") and _replacing(node):
-        yield ("outputs", "replaces")
+    if node.is_state:
+        yield "phase"
+    if node.in_place:
+        yield "in_place"
+    if _replacing(node):
+        yield "outputs.replaces"
 
 
-def _state_faults(nodes: Sequence[Any]) -> Iterator[str]:
+def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
     """Yield what is wrong with state tensors, their replacements and in-place operators."""
-    maker: dict[str, int] = {}
-    for k, node in enumerate(nodes):
-        for output in _outputs(node):
-            maker.setdefault(output["name"], k)
     replaced: dict[str, int] = {}
     for k, node in enumerate(nodes):
-        if _is_state(node):
+        if node.is_state:
             yield from _state_node_faults(nodes, k)
         yield from _replacement_faults(nodes, k, maker, replaced)
-        if isinstance(node, dict) and isinstance(node.get("in_place"), dict):
-            yield from _in_place_faults(nodes, k, maker)
+        yield from _in_place_faults(nodes, k, maker)
     replacements = {
-        output["name"] for node in nodes if not _is_state(node) for output, _ in _replacing(node)
+        tensor.name for node in nodes if not node.is_state for tensor, _ in _replacing(node)
     }
     for k, node in enumerate(nodes):
-        for name in _input_names(node):
+        for name in dict.fromkeys(node.inputs):
             where = f"{_place(nodes, k)}.inputs: {shown(name)}"
             if name in replacements:
                 yield f"{where} replaces a state tensor, and no node may read it in the same step"
@@ -270,100 +247,74 @@ def _state_faults(nodes: Sequence[Any]) -> Iterator[str]:
                 )
 
 
-def _state_node_faults(nodes: Sequence[Any], k: int) -> Iterator[str]:
+def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
     node, where = nodes[k], _place(nodes, k)
-    for key in _NOT_OF_STATE:
-        if key in node:
+    for key, default in STATE_DEFAULTS.items():
+        if getattr(node, key) != default:
             yield f"{where}.{key}: a node of phase state computes nothing; leave the key out"
-    if node.get("inputs"):
+    if node.inputs:
         yield f"{where}.inputs: a node of phase state reads nothing; expected []"
-    outputs = node.get("outputs")
-    if isinstance(outputs, list) and len(outputs) != 1:
-        yield f"{where}.outputs: a node of phase state has 1 output, got {len(outputs)}"
+    if len(node.outputs) != 1:
+        yield f"{where}.outputs: a node of phase state has 1 output, got {len(node.outputs)}"
 
 
 def _replacement_faults(
-    nodes: Sequence[Any], k: int, maker: Mapping[str, int], replaced: dict[str, int]
+    nodes: Sequence[Node], k: int, maker: Mapping[str, int], replaced: dict[str, int]
 ) -> Iterator[str]:
     """Yield what is wrong with the replacements of a node, and note what it replaces."""
     node, where = nodes[k], _place(nodes, k)
     replacing = _replacing(node)
-    if replacing and _is_state(node):
+    if replacing and node.is_state:
         yield f"{where}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
-    for output, name in replacing:
-        claim = f"{where}.outputs: {shown(output['name'])} replaces {shown(name)}"
+    for tensor, name in replacing:
+        claim = f"{where}.outputs: {shown(tensor.name)} replaces {shown(name)}"
         position = maker.get(name)
         if position is None:
             yield f"{claim}, which no node makes"
             continue
-        if not _is_state(nodes[position]):
+        if not nodes[position].is_state:
             maker_name = _place(nodes, position)
             yield f"{claim}, which is no state tensor: {maker_name} is not of phase state"
             continue
-        if name not in _input_names(node):
+        if name not in node.inputs:
             yield f"{claim}, which the node does not read; add it to inputs"
-        sizes = [
-            next(candidate for candidate in _outputs(nodes[position]) if candidate["name"] == name),
-            output,
-        ]
-        was, now = (candidate.get("bytes", candidate.get("output_bytes")) for candidate in sizes)
-        if was != now:
-            yield f"{claim}, but they differ in bytes: {shown(now)} and {shown(was)}"
+        was = next(state.bytes for state in nodes[position].outputs if state.name == name)
+        if was != tensor.bytes:
+            yield f"{claim}, but they differ in bytes: {tensor.bytes} and {was}"
         if name in replaced:
             yield f"{claim}, which {_place(nodes, replaced[name])} replaces already"
         replaced.setdefault(name, k)
-    if replacing and node.get("recomputable", True) is not False:
+    if replacing and node.recomputable:
         yield (
             f"{where}.recomputable: expected false, since the node replaces "
             f"{shown(replacing[0][1])}; a state tensor is updated once"
         )
-    if replacing and node.get("on_aux"):
+    if replacing and node.on_aux:
         yield (
             f"{where}.on_aux: expected false, since the node replaces {shown(replacing[0][1])}: "
             "its value does not lie on storage from the start"
         )
 
 
-def _in_place_faults(nodes: Sequence[Any], k: int, maker: Mapping[str, int]) -> Iterator[str]:
+def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) -> Iterator[str]:
     node, where = nodes[k], f"{_place(nodes, k)}.in_place"
-    outputs, read = [output["name"] for output in _outputs(node)], _input_names(node)
-    replacements = {output["name"] for output, _ in _replacing(node)}
+    outputs = [tensor.name for tensor in node.outputs]
+    replacements = {tensor.name for tensor, _ in _replacing(node)}
     giver: dict[str, str] = {}
-    for output, name in node["in_place"].items():
+    for output, name in node.in_place:
         if output not in outputs:
             yield f"{where}: {shown(output)} is no output of the node"
         elif output in replacements:
             yield f"{where}: {shown(output)} replaces a state tensor, in whose memory it is written"
-        if not isinstance(name, str):
-            continue
-        if name not in read:
+        if name not in node.inputs:
             yield f"{where}: {shown(name)} is no input of the node"
-        elif _is_state(nodes[maker.get(name, k)]):
+        elif nodes[maker.get(name, k)].is_state:
             yield f"{where}: {shown(name)} is a state tensor; its memory cannot be taken over"
         if name in giver:
             yield f"{where}: {shown(giver[name])} takes over {shown(name)} already"
         giver.setdefault(name, output)
 
 
-def _output_names(node: Any) -> tuple[str, ...] | None:
-    """Return the names of a node's tensors, or None where one is not usable."""
-    if not isinstance(node, dict):
-        return None
-    outputs = node.get("outputs", [node])
-    if not isinstance(outputs, list):
-        return None
-    names = [output.get("name") if isinstance(output, dict) else None for output in outputs]
-    return tuple(names) if all(isinstance(name, str) for name in names) else None  # type: ignore[arg-type]
-
-
-def _input_names(node: Any) -> tuple[str, ...]:
-    """Return the names of a node's inputs, each once; none where one is not usable."""
-    inputs = node.get("inputs") if isinstance(node, dict) else None
-    if not isinstance(inputs, list) or not all(isinstance(name, str) for name in inputs):
-        return ()
-    return tuple(dict.fromkeys(inputs))
-
-
-def _place(nodes: Sequence[Any], k: int) -> str:
-    return place(("nodes", k), {"nodes": nodes})
+def _place(nodes: Sequence[Node], k: int) -> str:
+    return f"nodes[{k}] ({shown(nodes[k].name)})"

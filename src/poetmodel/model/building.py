@@ -10,7 +10,7 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
+from poetmodel.model.paper import PAPER, check_fits
 from poetmodel.model.relations import CompactRelations, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
@@ -38,7 +38,6 @@ def build(
     formulation: str | Formulation = "compact",
     *,
     reductions: bool = True,
-    stages: str = "all",
     memory_rows: bool | None = None,
 ) -> pyo.ConcreteModel:
     """Return a Pyomo model of a problem, to be solved or extended.
@@ -53,9 +52,6 @@ def build(
     reductions : bool
         Without them ``compact`` leaves every choice of the contract open (page-outs at any stage,
         dominated recomputations, page-ins that nobody needs), for constraints that need them.
-    stages : {'all', 'events'}
-        Where ``compact`` offers recomputations: at every stage (exact), or at use stages and their
-        closure only: smaller, and a restriction, so its own bound does not hold for the problem.
     memory_rows : bool, optional
         Whether the Pyomo model has memory rows, nearly all terms of a large model. By default it
         has, or raises where they have millions of terms. Without them it is for `poetmodel.solve`
@@ -75,7 +71,7 @@ def build(
     ModelError
         If ``paper`` cannot state the problem.
     InputError
-        For an unknown formulation or choice of stages.
+        For an unknown formulation.
     TooLargeError
         If memory rows have more than five million terms, and `memory_rows` does not say what to do.
 
@@ -92,7 +88,7 @@ def build(
     from poetmodel.model.view import view
 
     with rare_collections():
-        model = state(problem, formulation, reductions=reductions, stages=stages)
+        model = state(problem, formulation, reductions=reductions)
         return view(model, own_components(model.formulation), memory_rows=memory_rows)
 
 
@@ -101,26 +97,18 @@ def state(
     formulation: str | Formulation = "compact",
     *,
     reductions: bool = True,
-    stages: str = "all",
 ) -> Model:
     """Return the model of a problem as arrays, see `build`; without components of one's own."""
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {shown(problem)}")
-    if stages not in ("all", "events"):
-        raise InputError(f"stages: expected 'all' or 'events', got {stages!r}")
     chosen = _choose(formulation, reductions=reductions)
-    exact = chosen == UNREDUCED or (chosen == COMPACT and stages == "all")
-    m = Model(problem, chosen, exact=exact)
+    m = Model(problem, chosen, exact=chosen in (COMPACT, UNREDUCED))
     own = {component.name for component in own_components(chosen)}
     if chosen == PAPER:
         check_fits(problem)
-        if reduction_in_words(problem.graph) is not None:
-            m.problem = one_output_each(problem)
     if chosen in (PAPER, UNREDUCED):
         chosen.populate(m)
         m.relations = TriangleRelations(m)
-        if m.problem is not problem:
-            restore(m, problem)
         return m
     rows = problem.stage_limits
     m.grouping = Grouping.of_stages(len(problem.graph.nodes), len(rows))
@@ -128,7 +116,6 @@ def state(
         problem,
         m.grouping.group_of,
         recomputable=recomputable_nodes(problem),
-        stages="events" if stages == "events" else "all",
         counted=rows,
     )
     chosen.populate(m, without=own)

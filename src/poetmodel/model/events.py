@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from poetmodel.clock import check_time_limit
 from poetmodel.problem import Coefficients, DeadlineCounts, LinearRow, Problem, Quantity
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     IsFree = Callable[[int, int, int], bool]
     """Whether no memory row counts a tensor from one group up to the begin of another."""
-
-Stages = Literal["all", "events"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,16 +162,14 @@ def find_events(
     group_of: Sequence[int],
     *,
     recomputable: Sequence[bool],
-    stages: Stages = "all",
     is_free: IsFree | None = None,
     counted: Iterable[LinearRow] = (),
 ) -> Events:
     """Return the groups at which decisions can matter.
 
     The groups of stages (`group_of`) are numbered from 0, in order. `recomputable` is from
-    `recomputable_nodes`. ``all`` stages offers a recomputation in every group between the first
-    computation of a node and the last possible use of what it makes: exact. ``events`` offers
-    fewer: a restriction.
+    `recomputable_nodes`: a recomputation is offered in every group between the first computation of
+    a node and the last possible use of what it makes.
 
     Notes
     -----
@@ -195,23 +191,11 @@ def find_events(
     kept. Then it need not be paged in there, and its node not be recomputed if that holds for all
     its outputs. Every recomputation that goes away takes its inputs' uses with it.
     """
-    graph = problem.graph
-    if stages == "all":
-        paged: dict[int, set[int]] = {}
-        for family, index in {decision for row in counted for decision in row.space}:
-            if family == "paged_in":
-                paged.setdefault(index[1], set()).add(group_of[index[0]])
-        return _Sweep(problem, group_of, recomputable, is_free=is_free, paged=paged).run()
-    extra: list[frozenset[int]] = [frozenset()] * len(graph.nodes)
-    while True:
-        events = _Sweep(problem, group_of, recomputable, extra=extra).run()
-        closure = [
-            more.union(e for p in inputs for e in events.uses[p] if again and e < again[-1])
-            for more, inputs, again in zip(extra, graph.inputs_of, events.recompute, strict=True)
-        ]
-        if closure == extra:
-            return events
-        extra = closure
+    paged: dict[int, set[int]] = {}
+    for family, index in {decision for row in counted for decision in row.space}:
+        if family == "paged_in":
+            paged.setdefault(index[1], set()).add(group_of[index[0]])
+    return _Sweep(problem, group_of, recomputable, is_free=is_free, paged=paged).run()
 
 
 def without_dominated_keeps(
@@ -293,7 +277,6 @@ class _Sweep:
         group_of: Sequence[int],
         recomputable: Sequence[bool],
         *,
-        extra: Sequence[frozenset[int]] | None = None,
         is_free: IsFree | None = None,
         paged: Mapping[int, Collection[int]] | None = None,
     ) -> None:
@@ -302,8 +285,6 @@ class _Sweep:
         self.wanted = problem.wanted
         self.group_of = group_of
         self.recomputable = recomputable
-        self.extra = extra
-        """With event stages the groups that the closure adds; None where all stages are offered."""
         self.is_free = is_free
         self.paged = paged or {}
         """For tensors whose page-ins rows count in stages the groups in which they are offered."""
@@ -365,9 +346,7 @@ class _Sweep:
         if not used:
             return ()
         last = min(max(used), self.group_of[self.problem.graph.last_stages[k]])
-        if self.extra is None:
-            return self._useful(k, range(first + 1, last + 1))
-        return self._useful(k, sorted(e for e in used | self.extra[k] if first < e <= last))
+        return self._useful(k, range(first + 1, last + 1))
 
     def _useful(self, k: int, offered: Sequence[int]) -> tuple[int, ...]:
         """Return the groups in which some output that is still used is not surely in RAM."""

@@ -14,7 +14,7 @@ from poetmodel.files import read_text
 from poetmodel.plan.arena import Arena, Placed, check_alignment
 from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Plan
 from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, parse_file
+from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, exactly, parse_file
 from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
@@ -43,13 +43,6 @@ Place = Annotated[
 ]
 
 
-def _is_version(value: object) -> object:
-    """Refuse what only equals a version number, such as ``true``."""
-    if value not in (VERSION, VERSION_OF_STATE) or isinstance(value, bool | float):
-        raise PydanticCustomError("version", f"expected {VERSION} or {VERSION_OF_STATE}")
-    return value
-
-
 class _ArenaEntry(Strict):
     """The addresses of a plan file."""
 
@@ -61,7 +54,7 @@ class _ArenaEntry(Strict):
 
 class _PlanFile(GraphFile):
     format: Literal["poetmodel-plan"]
-    version: Annotated[int, BeforeValidator(_is_version)]
+    version: Annotated[int, exactly(VERSION, VERSION_OF_STATE)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
     program: list[Step]

@@ -76,12 +76,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-def exactly(version: int) -> BeforeValidator:
-    """Return the check that refuses all but a version number, such as ``true``, which equals 1."""
+def exactly(*versions: int) -> BeforeValidator:
+    """Return the check that refuses all but version numbers, such as ``true``, which equals 1."""
 
     def check(value: object) -> object:
-        if value != version or isinstance(value, bool | float):
-            raise PydanticCustomError("version", f"expected {version}")
+        if value not in versions or isinstance(value, bool | float):
+            expected = " or ".join(map(str, versions))
+            raise PydanticCustomError("version", "expected {expected}", {"expected": expected})
         return value
 
     return BeforeValidator(check)
@@ -208,7 +209,6 @@ class _ScheduleFile(GraphFile):
     problem: ProblemEntry | None = None
     status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
     violations: list[str] = []
-    reduction: str | None = None
     objective: ObjectiveEntry | None = None
     energy_j: Finite | None = None
     bound_j: Finite | None = None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
-
-from poetmodel.errors import InputError
 
 CUT_FAMILIES: Final = ("rounding", "interval")
 """Families of cuts, by the names of their modules, in the order in which they are sought."""
@@ -23,11 +20,6 @@ class LazyParams:
 
     Names tell units and ranges: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds from 0 on, and
     a whole number is at least 1. *Gap* is that between bound and incumbent, or the ceiling.
-
-    Raises
-    ------
-    InputError
-        If a value is out of its range, or a family or heuristic is not known.
     """
 
     # -- what runs at all --------------------------------------------------------------------------
@@ -107,30 +99,3 @@ class LazyParams:
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5
     """After how long the process is started: that takes a second of its core."""
-
-    def __post_init__(self) -> None:
-        faults = []
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if name in _KNOWN:
-                unknown = sorted(set(value) - _KNOWN[name])
-                if unknown:
-                    known = ", ".join(sorted(_KNOWN[name]))
-                    faults.append(f"{name}: expected some of {known}, got {', '.join(unknown)}")
-                continue
-            whole = isinstance(field.default, int)
-            kinds = int if whole else int | float
-            least, most = (1, math.inf) if whole else (0.0, _most(name))
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                faults.append(f"{name}: expected a number, got {value!r}")
-            elif not least <= value <= most:
-                faults.append(f"{name}: {value!r} is out of its range")
-        if faults:
-            raise InputError(faults)
-
-
-_KNOWN: Final = {"cuts": frozenset(CUT_FAMILIES), "heuristics": HEURISTICS}
-
-
-def _most(name: str) -> float:
-    return 1.0 if name.endswith("_ratio") else math.inf

@@ -1,19 +1,16 @@
 """Variants of a problem, solved one after the other in a shared time.
 
-Each begins with the best schedule of those before it, and takes over what is proven of another
-that allows more.
+Each begins with the best schedule of those before it.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import ge
 from typing import TYPE_CHECKING
 
-from poetmodel.problem import OWN, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.solver.facade import solve
@@ -21,7 +18,7 @@ from poetmodel.solver.outcome import accepted
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from poetmodel.graph import Graph
 
@@ -51,7 +48,7 @@ def solve_variants(
 
     `time_limit` is the wall time for all of them; what one leaves, the next ones share equally.
     Each has `least_s` above 0 even if none is left [s]. The first begins from `start`. After Ctrl-C
-    the results are those so far. Each has the best bound that is known.
+    the results are those so far.
     """
     ends_s = time.monotonic() + time_limit
     search = partial(solve, backend=backend, threads=threads)
@@ -68,7 +65,7 @@ def solve_variants(
         results.append(result)
         if result.termination == Termination.INTERRUPTED:
             break
-    return [_with_inherited_bound(result, results) for result in results]
+    return results
 
 
 def of_graph(schedule: Schedule, graph: Graph) -> Schedule:
@@ -93,40 +90,3 @@ def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
 def _paged_at_minimum_ram(problem: Problem) -> Problem:
     ram = min(MAX_BYTES, max(1, problem.floor.bytes + problem.resident_bytes))
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)
-
-
-def _with_inherited_bound(result: SolveResult, results: Sequence[SolveResult]) -> SolveResult:
-    """Take over what is proven of problems that allow all schedules of this one."""
-    if result.objective_bound is None:
-        return result
-    bounds = [
-        other.objective_bound
-        for other in results
-        if other.objective_bound is not None and _is_relaxation(other.problem, result.problem)
-    ]
-    return replace(result, objective_bound=max([result.objective_bound, *bounds]))
-
-
-def _is_relaxation(first: Problem, other: Problem) -> bool:
-    """Return whether one problem is another with less of its limits."""
-    return (
-        first.graph is other.graph
-        and first.costs is other.costs
-        and first.minimize == other.minimize
-        and (first.minimize != OWN or first.own_objective == other.own_objective)
-        and _rows(first) <= _rows(other)
-        and first.recompute >= other.recompute
-        and first.can_page >= other.can_page
-        and all(map(ge, _limits(first), _limits(other)))
-    )
-
-
-def _limits(problem: Problem) -> Iterator[float]:
-    yield problem.ram_budget_bytes
-    for limit in (problem.deadline_s, problem.energy_budget_j, problem.aux_limit_bytes):
-        yield math.inf if limit is None else limit
-
-
-def _rows(problem: Problem) -> set[tuple[object, ...]]:
-    """Return the own constraints of a problem, whatever their names."""
-    return {(frozenset(row.terms.items()), row.lower, row.upper) for row in problem.constraints}
