@@ -118,6 +118,8 @@ class SolveResult:
     """Why there is no schedule, in words."""
     formulation: str = ""
     """Name of the formulation."""
+    reduction: str = ""
+    """How the formulation reduced a graph that it could not state as it is, in words."""
     backend: str = ""
     """Name of the back end."""
     method: str = "optimal"
@@ -349,6 +351,7 @@ class SolveResult:
             },
             "status": str(self.status),
             "violations": list(self.violations),
+            **({"reduction": self.reduction} if self.reduction else {}),
             "objective": self._objective(),
             **self._figures(),
             **({HISTORY: [_rounded(point) for point in self.history]} if self.history else {}),

@@ -190,6 +190,19 @@ def test_schedule_that_the_judge_rejects_exits_6_and_is_written(told):
     assert invoke("verify", out, "--graph", CHAIN).status == 3
 
 
+def test_reduction_of_the_papers_model_is_reported(told):
+    """Nodes with several outputs or none are no reason to refuse; stderr, JSON and file say so."""
+    out = Path("x.schedule.json")
+    arguments = ("solve", "mlp", "--device", "rpi4b", "--ram", "100%", "--formulation", "paper")
+    outcome = invoke(*arguments, "--out", out, "--json")
+    assert outcome.status in (0, 6)
+    told(outcome.err)
+    assert "one tensor" in outcome.json["reduction"]
+    written = json.loads(out.read_text())
+    assert written["reduction"] == outcome.json["reduction"]
+    assert "reduction" not in invoke(*arguments[:6], "--json").json
+
+
 def test_implausible_device_is_warned_about_once():
     """What looks wrong in a device is one warning line on stderr; --quiet keeps it away."""
     path = Path("odd.toml")

@@ -132,6 +132,8 @@ def solve(
         result = _run(problem, search, search.time_limit, shown=not output.json)
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
+    if result.reduction:
+        print_warnings([result.reduction])
     explanation = _explain(result, threads=search.threads)
     if files.arena and explanation is not None and explanation.in_the_way:
         explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))

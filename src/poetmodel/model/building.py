@@ -10,7 +10,7 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.model.paper import PAPER, check_fits
+from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
 from poetmodel.model.relations import CompactRelations, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
@@ -106,9 +106,13 @@ def state(
     own = {component.name for component in own_components(chosen)}
     if chosen == PAPER:
         check_fits(problem)
+        if reduction_in_words(problem.graph) is not None:
+            m.problem = one_output_each(problem)
     if chosen in (PAPER, UNREDUCED):
         chosen.populate(m)
         m.relations = TriangleRelations(m)
+        if m.problem is not problem:
+            restore(m, problem)
         return m
     rows = problem.stage_limits
     m.grouping = Grouping.of_stages(len(problem.graph.nodes), len(rows))

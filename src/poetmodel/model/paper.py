@@ -2,19 +2,28 @@
 
 Its memory recurrence misses what the simulator sees: a page-in's destination counts one stage late,
 and a tensor that nobody reads is never freed. Its schedules are verified like any other.
+
+It knows nodes with one output each. Graphs with others are reduced to that first: see
+`one_output_each`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from poetmodel.device import Costs
 from poetmodel.errors import ModelError
+from poetmodel.graph import Graph, Tensor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.objective import DEADLINE, OBJECTIVE, OWN_CONSTRAINTS
-from poetmodel.model.relations import TRIANGLE
+from poetmodel.model.relations import TRIANGLE, ZERO, TriangleRelations
 from poetmodel.problem import LinearRow, Problem, Quantity
+from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from poetmodel.model.arrays import Model
 
 
@@ -22,12 +31,6 @@ def check_fits(problem: Problem) -> None:
     """Raise `ModelError` for a problem that Algorithm 1 cannot state."""
     graph = problem.graph
     faults = []
-    several = [node.name for node in graph.nodes if len(node.outputs) != 1]
-    if several:
-        faults.append(
-            f"formulation 'paper' knows nodes with one output each, not {several[0]!r}; use lazy "
-            "or compact"
-        )
     stored = [node.name for node in graph.nodes if node.on_aux]
     if stored:
         faults.append(
@@ -50,6 +53,105 @@ def check_fits(problem: Problem) -> None:
         faults.append("formulation 'paper' knows no constraints on stages; use lazy or compact")
     if faults:
         raise ModelError(faults)
+
+
+def reduction_in_words(graph: Graph) -> str | None:
+    """Return the graph with one output a node, None if `one_output_each` changes nothing."""
+    several = [node.name for node in graph.nodes if len(node.outputs) != 1]
+    if not several:
+        return None
+    return (
+        f"formulation 'paper' knows nodes with one output each: the outputs of a node are taken as "
+        f"one tensor, kept, recomputed and paged together ({len(several)} of {len(graph.nodes)} "
+        f"nodes have several or none, such as {several[0]!r}); the schedule is verified on the "
+        "graph itself"
+    )
+
+
+def one_output_each(problem: Problem) -> Problem:
+    """Return the problem with the outputs of each node taken as one tensor.
+
+    The tensor has the bytes of all outputs; paging it costs what paging those costs that any node
+    reads. A node without outputs gets one of no bytes. Limits are those of the problem in bytes,
+    seconds and joules, so that percentages keep their meaning; own constraints, which name tensors,
+    are stated by `restore`.
+    """
+    graph, table = problem.graph, problem.table
+    read = read_outputs(graph)
+    nodes = tuple(
+        replace(
+            node,
+            inputs=tuple(
+                dict.fromkeys(graph.nodes[graph.node_of[i]].name for i in graph.inputs_of[k])
+            ),
+            outputs=(Tensor(name=node.name, bytes=node.output_bytes),),
+        )
+        for k, node in enumerate(graph.nodes)
+    )
+    reduced = replace(graph, nodes=nodes)
+
+    def summed(
+        times: Sequence[float], energies: Sequence[float]
+    ) -> list[tuple[float, float]] | None:
+        if not table.has_storage:
+            return None
+        return [(sum(times[i] for i in r), sum(energies[i] for i in r)) for r in read]
+
+    costs = Costs.from_arrays(
+        reduced,
+        compute_time_s=table.compute_time_s,
+        compute_energy_j=table.compute_energy_j,
+        page_in=summed(table.page_in_time_s, table.page_in_energy_j),
+        page_out=summed(table.page_out_time_s, table.page_out_energy_j),
+        device=problem.costs.device,
+    )
+    return replace(problem.resolved(), graph=reduced, costs=costs, constraints=())
+
+
+def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
+    """Return for each node those of its outputs that any node reads."""
+    return [tuple(i for i in outputs if graph.users_of[i]) for outputs in graph.outputs_of]
+
+
+def restore(m: Model, problem: Problem) -> None:
+    """Let a model of the reduced problem speak of the tensors of the problem itself.
+
+    Every output that any node reads has the column of its node; the others are never in RAM at the
+    begin of a stage, and never paged.
+    """
+    read = read_outputs(problem.graph)
+    names = {name: f"{name}_of_node" for name in RELATIONS[1:]}
+    m.families = {names.get(name, name): columns for name, columns in m.families.items()}
+    m.decisions = replace(
+        m.decisions,
+        page_ins=[(i, column) for k, column in m.decisions.page_ins for i in read[k]],
+        page_outs=[(i, column) for k, column in m.decisions.page_outs for i in read[k]],
+    )
+    m.problem = problem
+    OWN_CONSTRAINTS.build(m)
+    m.relations = NodeRelations(m)
+
+
+class NodeRelations(TriangleRelations):
+    """Entries of the relations where the outputs of a node are taken as one tensor."""
+
+    def entry(self, name: str, t: int, k: int) -> int:
+        """Return the column of an entry of a relation, `ZERO` for an output that nobody reads."""
+        if name == "R":
+            return self.m.R[t, k]
+        graph = self.problem.graph
+        if not graph.users_of[k]:
+            return ZERO
+        return self.m.families[f"{name}_of_node"][t, graph.node_of[k]]
+
+    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
+        read = read_outputs(self.problem.graph)
+        yield from (("R", t, k) for (t, k), column in self.m.R.items() if holds(column))
+        for name in RELATIONS[1:]:
+            for (t, k), column in self.m.families[f"{name}_of_node"].items():
+                if holds(column):
+                    yield from ((name, t, i) for i in read[k])
 
 
 def _inputs_resident(m: Model) -> None:

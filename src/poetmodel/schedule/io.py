@@ -209,6 +209,7 @@ class _ScheduleFile(GraphFile):
     problem: ProblemEntry | None = None
     status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
     violations: list[str] = []
+    reduction: str | None = None
     objective: ObjectiveEntry | None = None
     energy_j: Finite | None = None
     bound_j: Finite | None = None

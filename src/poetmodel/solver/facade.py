@@ -108,7 +108,7 @@ def solve(
         if task.restates and task.exact:
             outcome = _with_reported(problem, outcome, history.best)
         result = finish(problem, request, outcome, formulation=task.formulation)
-        return replace(result, history=history.of(result))
+        return replace(result, reduction=task.reduction, history=history.of(result))
 
 
 def _state(given: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:

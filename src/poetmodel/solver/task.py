@@ -70,6 +70,15 @@ class Task:
         """The problem, with what plans must serve."""
         return self.problem
 
+    @property
+    def reduction(self) -> str:
+        """In words how the formulation reduced a graph that it could not state as it is."""
+        if self.formulation != "paper":
+            return ""
+        from poetmodel.model.paper import reduction_in_words
+
+        return reduction_in_words(self.problem.graph) or ""
+
     def answer(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Solve the problem or a surrogate of it, from a schedule if given.
 
