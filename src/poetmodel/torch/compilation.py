@@ -56,7 +56,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     accumulate: int = 1,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
-    refine: bool = False,
     cache: str | Path | bool = True,
 ) -> Step:
     """Compile a training step that keeps a RAM budget and computes what PyTorch would.
@@ -118,9 +117,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
-    refine : bool
-        Whether to begin with the best schedule found within a few seconds. A process of its own
-        goes on until `gap` or `time_limit`, and steps run each better schedule as it comes.
     cache : str, Path or bool
         Folder for what compiling finds out, which the next compile of the step begins with. By
         default that of the variable ``POETMODEL_CACHE`` (empty for none), else
@@ -212,7 +208,6 @@ class Step:
             optimizer that holds with `storage` and `rollback`; else parameters may be updated.
         """
         compiled, flat = self.select(*inputs, **named)
-        compiled.improve()
         return compiled.runner(flat)
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
@@ -279,11 +274,6 @@ class Step:
         return self._current
 
     @property
-    def refining(self) -> bool:
-        """Whether a process still looks for a better schedule (``refine``)."""
-        return any(c.refinement is not None and c.refinement.runs for c in self._compiled)
-
-    @property
     def result(self) -> SolveResult:
         """Result of the solver: the schedule that runs.
 
@@ -330,7 +320,6 @@ class Step:
         joint = self._current.trace.joint
         given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
-        compiled.improve()
         certificate = self._certificates[compiled.runner] = certify(compiled, flat)
         return certificate
 
@@ -366,7 +355,7 @@ class Step:
         return report
 
     def close(self) -> None:
-        """Remove the page files, and stop refining. The step cannot be run any more if it pages."""
+        """Remove the page files. The step cannot be run any more if it pages."""
         for compiled in self._compiled:
             compiled.close()
 

@@ -8,7 +8,6 @@ eager PyTorch does, for the source files that the model comes from.
 from __future__ import annotations
 
 import hashlib
-import math
 import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -61,8 +60,8 @@ _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
 """Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
 
 
-def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
-    """Whether solving on, or anew in so much time, would find nothing else."""
+def is_settled(result: SolveResult, *, within_s: float) -> bool:
+    """Whether solving anew, in so much time, would find nothing else."""
     if result.termination == Termination.TIME_LIMIT:
         return (result.time_limit_s or 0.0) >= within_s
     return result.termination != Termination.INTERRUPTED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +19,6 @@ from poetmodel.errors import BudgetError, CostError, InputError, shown
 from poetmodel.planner import checked_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solver import solve
-from poetmodel.solver.background import BackgroundSolve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
@@ -54,11 +52,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.state.store import StateStore
 
-FIRST_S: Final = 3.0
-"""Time to solve before the first step where the schedule is refined beside training [s]."""
-
-_LOG: Final = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
@@ -80,7 +73,6 @@ class CompileOptions:
     accumulate: int
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     clip_grad_norm: float | None
-    refine: bool
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
@@ -132,8 +124,6 @@ class Compiled:
     ) -> None:
         begin = perf_counter()
         tell("capturing the step")
-        self.refinement: BackgroundSolve | None = None
-        """Search that improves the schedule beside training."""
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
@@ -238,31 +228,18 @@ class Compiled:
         )
 
     def _solved(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
-        """Solve; to be refined, for a few seconds unless nothing is found in them."""
-        problem, options, begin = self._problem(), self.options, perf_counter()
-        first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
-        known = self.known.result(problem, gap=options.gap)
-        if known is not None and (options.refine or is_settled(known, within_s=first_s)):
-            result = known
-        else:
-            result = _solve(
+        """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
+        problem, options = self._problem(), self.options
+        result = known = self.known.result(problem, gap=options.gap)
+        if result is None or not is_settled(result, within_s=options.time_limit):
+            result = solve(
                 problem,
-                time_limit=first_s,
+                threads=torch.get_num_threads(),
+                time_limit=options.time_limit,
                 gap=options.gap,
                 start=None if known is None else known.schedule,
                 on_progress=on_progress,
             )
-        left_s = options.time_limit - (perf_counter() - begin)
-        if options.refine and left_s > 0 and not is_settled(result):
-            if result.schedule is None:
-                result = _solve(
-                    problem, time_limit=left_s, gap=options.gap, on_progress=on_progress
-                )
-            else:
-                self.refinement = BackgroundSolve(
-                    problem, start=result.schedule, time_limit=left_s, gap=options.gap
-                )
-        if result is not known:
             self.known.keep(result)
         if result.schedule is None:
             if self.budget_bytes < floor_bytes(self.scheduled):
@@ -298,28 +275,8 @@ class Compiled:
         self.homes = runner.homes
         return runner
 
-    def improve(self) -> None:
-        """Run what was found meanwhile from now on, if it is better."""
-        refined = None if self.refinement is None else self.refinement.take()
-        if refined is None or refined.schedule is None:
-            return
-        refined = replace(refined, time_limit_s=self.options.time_limit)
-        values = [result.objective_value or 0.0 for result in (refined, self.result)]
-        if values[0] < values[1]:
-            plan, check = self._planned(refined)
-            runner, before = self._runner(plan), self.runner
-            self.plan, self.check, self.runner = plan, check, runner
-            before.close()
-            _LOG.info("%s: %s", self.trace.graph.name, refined)
-            self.result = refined
-        elif refined.schedule == self.result.schedule:  # what is proved of it is news
-            self.result = refined
-        self.known.keep(refined)
-
     def close(self) -> None:
-        """End what improves the schedule, bring state to RAM, and remove the files."""
-        if self.refinement is not None:
-            self.refinement.close()
+        """Bring state to RAM, and remove the files."""
         self.runner.close()
         if self.homes is not None:
             self.homes.close()
@@ -338,11 +295,6 @@ class Compiled:
             f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
             f"least ram={share(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
-
-
-def _solve(problem: Problem, **options: Any) -> SolveResult:
-    """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
-    return solve(problem, threads=torch.get_num_threads(), **options)
 
 
 def _settled(graph: Graph, schedule: Schedule) -> Schedule:
