@@ -79,7 +79,6 @@ def certificate(**changes):
         "plan_device": None,
         "eager_time_s": 0.125,
         "threads": 1,
-        "reasons": [],
         "equal": True,
         "within_budget": True,
         **changes,
