@@ -5,7 +5,6 @@ import atexit
 import errno
 import gc
 import os
-import signal
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -27,16 +26,15 @@ from poetmodel.torch.runtime.runner import Runner
 nn = torch.nn
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["direct", "background"])
-def compiled(request, tmp_path_factory):
-    """Return a residual step compiled to page and not to recompute, with and without a thread."""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Return a residual step compiled to page and not to recompute."""
     torch.manual_seed(1)
     own = residual_step()
     folder = tmp_path_factory.mktemp("pages")
     with compile(
-        *own, ram="75%", storage=folder, recompute=False, device="rpi4b", time_limit=5,
-        background_io=request.param,
-    ) as step:  # fmt: skip
+        *own, ram="75%", storage=folder, recompute=False, device="rpi4b", time_limit=5
+    ) as step:
         return own, step.compiled
 
 
@@ -174,14 +172,13 @@ def test_a_forked_process_leaves_the_file_alone(paged, end):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_pages_in_a_file_of_its_own(paged, tmp_path):
-    """It has a thread and a file of its own, and removes them."""
+    """It has a file of its own, and removes it."""
     own, step = paged
     step(*own[2])
     own[0].zero_grad()
     before = file_of(step)
 
     def train():
-        signal.alarm(60)  # in place of waiting for a thread that is not there
         torch.set_num_threads(1)
         step(*own[2])
         assert file_of(step) != before
@@ -224,7 +221,7 @@ def test_a_hundred_steps_leave_nothing(paged, tmp_path, monkeypatch):
         assert min(b - a for a, b in pairwise(found)) <= 0, found
 
 
-def test_closing_removes_the_file_and_its_thread(paged, tmp_path):
+def test_closing_removes_the_file(paged, tmp_path):
     """After close the folder is empty, and a step says that it was closed."""
     own, step = paged
     assert len(list(tmp_path.iterdir())) == 1

@@ -50,7 +50,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     deadline: str | float | None = None,
     time_limit: float = 60.0,
     gap: float = 0.01,
-    background_io: bool = False,
     rollback: bool = True,
     dynamic: str = "error",
     accumulate: int = 1,
@@ -96,8 +95,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Most time for the solver [s].
     gap : float
         Gap of the overhead at which the solver stops.
-    background_io : bool
-        Whether a thread moves pages while the calling thread computes.
     rollback : bool
         Whether a step that fails in the middle leaves existing gradients alone. While gradients
         accumulate over several steps that page, this holds a second set of gradients. With an

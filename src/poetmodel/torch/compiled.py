@@ -17,7 +17,7 @@ import torch
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, CostError, InputError, shown
 from poetmodel.planner import checked_plan
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
@@ -67,7 +67,6 @@ class CompileOptions:
     deadline: str | float | None
     time_limit: float
     gap: float
-    background_io: bool
     rollback: bool
     dynamic: str
     accumulate: int
@@ -216,13 +215,11 @@ class Compiled:
         minimize = options.minimize
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
-        counts = DeadlineCounts.OVERLAP if options.background_io else DeadlineCounts.SERIAL
         return Problem.of(
             scheduled.graph,
             costs,
             options,
             ram=usable,
-            deadline_counts=counts,
             paging=options.pages,
             minimize=minimize,
         )
@@ -257,8 +254,8 @@ class Compiled:
         """Make the plan of a result, and check it."""
         graph, costs = self.scheduled.graph, self.costs
         usable = self.budget_bytes - self.scheduled.reserved_bytes
-        mode = StorageMode.DMA if self.options.background_io else StorageMode.BLOCKING
         schedule = _settled(graph, result.require_schedule())
+        mode = StorageMode.BLOCKING
         return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
 
     def _runner(self, plan: Plan) -> Runner:

@@ -29,7 +29,6 @@ from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Future, ThreadPoolExecutor
 
     from numpy.typing import NDArray
 
@@ -261,7 +260,7 @@ class Pageable(Protocol):
 
 
 class Pages:
-    """Pager of a program: the calling thread, or that of an executor in the same order.
+    """Pager of a program.
 
     State has its pages in a file of its own; `homes` has the number there of state and of what
     replaces it.
@@ -270,7 +269,6 @@ class Pages:
     def __init__(
         self,
         file: PageFile | None,
-        executor: ThreadPoolExecutor | None = None,
         *,
         state: Pageable | None = None,
         homes: Mapping[int, int] | None = None,
@@ -278,59 +276,23 @@ class Pages:
         self._file = file
         self._state = state
         self._homes = homes or {}
-        self._executor = executor
-        self._under_way: dict[int, tuple[Future[None], torch.UntypedStorage]] = {}
-        """Transfers that nobody waited for yet, with their memory: the program may have let it go,
-        and PyTorch's profiler sees what its own thread frees."""
-        self._started: list[Future[None]] = []
 
     def out(self, index: int, tensor: torch.Tensor) -> None:
-        """Start to write the storage behind a tensor."""
+        """Write the storage behind a tensor."""
         file, number = self._place(index)
-        self._start(file.write, index, number, tensor.untyped_storage())
+        file.write(number, bytes_of(tensor.untyped_storage()))
 
     def into(self, index: int) -> Any:
-        """Start to read a storage; return the tensors in it, one or a tuple."""
+        """Read a storage; return the tensors in it, one or a tuple."""
         file, number = self._place(index)
         storage, tensors = blank(file.storages[number])
-        self._start(file.read, index, number, storage)
+        file.read(number, bytes_of(storage))
         return tensors
-
-    def wait(self, index: int) -> None:
-        """Wait for the transfer of a storage; raise what stopped it."""
-        if self._executor is not None:
-            future, _storage = self._under_way.pop(index)
-            future.result()
-
-    def finish(self) -> None:
-        """Wait for all transfers; raise what stopped the first one that failed."""
-        for future in self._started:
-            future.result()
-
-    def abandon(self) -> None:
-        """Drop the transfers that did not begin, and wait for the one under way."""
-        for future in self._started:
-            if not future.cancel():
-                future.exception()
 
     def _place(self, index: int) -> tuple[Any, int]:
         """Return the file of a page, and its number there."""
         number = self._homes.get(index)
         return (self._file, index) if number is None else (self._state, number)
-
-    def _start(self, move: Any, index: int, number: int, storage: torch.UntypedStorage) -> None:
-        if self._executor is None:
-            move(number, bytes_of(storage))
-            return
-        future = self._executor.submit(_move, move, number, [storage])
-        self._under_way[index] = future, storage
-        self._started.append(future)
-
-
-def _move(move: Any, index: int, held: list[torch.UntypedStorage]) -> None:
-    """Move a page; hold its memory until then, and no longer than until whoever waits goes on."""
-    storage = held.pop()
-    move(index, bytes_of(storage))
 
 
 def blank(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
