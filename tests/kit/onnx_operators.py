@@ -121,10 +121,6 @@ def _recurrent(name, gates, *, since=OLDEST, **more):
     if name == "LSTM":
         inputs.append(normal(ways, 2, 3))
         outputs = 3
-        if more.pop("peepholes", False):
-            state[7] = normal(ways, 9)
-    if more.get("layout"):
-        inputs = [x if x is None else x.swapaxes(0, 1) for x in inputs]
     attributes = {"hidden_size": 3, **more}
     return Case(name, tuple(inputs), state, attributes, (since, NEWEST), outputs)
 
@@ -252,7 +248,6 @@ _NAMED = (
     _case("Pad, reflect", _IMAGE, held={1: whole(0, 0, 1, 2, 0, 0, 3, 0)}, mode="reflect"),
     _case("Pad, reflect rows", _ROWS, held={1: whole(1, 2, 0, 1)}, mode="reflect"),
     _case("Pad, edge", _IMAGE, held={1: whole(0, 1, 1, 2, 0, 0, 3, 0)}, mode="edge"),
-    _case("Pad, wrap", _ROWS, held={1: whole(1, 2, 0, 1)}, since=19, mode="wrap"),
     _case("Pad, axes", _ROWS, None, held={1: whole(1, 2), 3: whole(-1)}, since=18),
     _case("Pad, nothing", _ROWS, None, held={1: whole(), 3: whole()}, since=18),
     _case("Gather", normal(5, 4), held={1: np.array([[0, -1], [2, 1]])}),
@@ -341,7 +336,6 @@ _NAMED = (
     _case("AveragePool, ceil", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
     _case("GlobalAveragePool", _IMAGE),
     _case("GlobalMaxPool", _IMAGE),
-    _case("LpPool", _IMAGE, kernel_shape=(2, 2), p=2, strides=(2, 2)),
     (
         "Resize, nearest",
         _resize("nearest", "asymmetric", scales=(1, 1, 2, 2), nearest_mode="floor"),
@@ -384,19 +378,14 @@ _NAMED = (
         num_groups=2,
     ),
     _case("GroupNormalization", _IMAGE, held={1: normal(4), 2: normal(4)}, since=21, num_groups=2),
-    _case("MeanVarianceNormalization", _IMAGE),
-    _case("LpNormalization", _ROWS, axis=0),
     _case("LRN", normal(4, 4, 3, 2), size=3, alpha=0.5, beta=0.5, bias=1.5),
     # -- recurrent
     ("RNN", _recurrent("RNN", 1)),
-    ("GRU", _recurrent("GRU", 3)),
-    ("GRU, linear first", _recurrent("GRU", 3, linear_before_reset=1)),
+    ("GRU", _recurrent("GRU", 3, linear_before_reset=1)),
     ("LSTM", _recurrent("LSTM", 4)),
     ("GRU, two ways", _recurrent("GRU", 3, linear_before_reset=1, direction="bidirectional")),
     ("LSTM, two ways", _recurrent("LSTM", 4, direction="bidirectional")),
-    ("LSTM, peepholes", _recurrent("LSTM", 4, peepholes=True)),
     ("RNN, backward", _recurrent("RNN", 1, direction="reverse")),
-    ("GRU, batch first", _recurrent("GRU", 3, layout=1, since=14)),
 )
 CASES = dict(_NAMED)
 """By the operator, and what is special of the case."""

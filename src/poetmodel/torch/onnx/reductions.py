@@ -181,20 +181,6 @@ def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch
     return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
 
 
-@operator("MeanVarianceNormalization")
-def _standardized(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    axes = list(node.get("axes", (0, 2, 3)))
-    apart = x - x.mean(axes, keepdim=True)
-    return apart / ((apart * apart).mean(axes, keepdim=True).sqrt() + 1e-9)
-
-
-@operator("LpNormalization")
-def _lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    axis, p = axis_of(node, x.ndim, -1), node.get("p", 2)
-    norm = torch.linalg.vector_norm(x, p, [axis], keepdim=True)
-    return x / torch.where(norm == 0, 1.0, norm)
-
-
 @operator("LRN")
 def _local_response(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Divide by the squares of neighbouring channels."""

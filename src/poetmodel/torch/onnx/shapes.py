@@ -200,6 +200,8 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
         given = given[1:]
     widths = [width for pair in reversed(given) for width in pair]
     mode = node.get("mode", "constant")
+    if mode == "wrap":
+        raise node.refused("its mode is wrap, which is not known; expected constant or edges")
     if not widths:
         return x
     if mode == "constant":
@@ -210,7 +212,7 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
 
 _MOST_PADDED: Final = 2
 """Dimensions that PyTorch pads by the elements of a tensor, of those that C has kernels for."""
-_MODES: Final = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+_MODES: Final = {"reflect": "reflect", "edge": "replicate"}
 
 
 def _padded_by_itself(
@@ -218,12 +220,7 @@ def _padded_by_itself(
 ) -> torch.Tensor:
     """Pad by the elements of a tensor: by PyTorch's operator where it can, else by indices."""
     spatial = len(widths) // 2
-    if (
-        min(widths) >= 0
-        and x.ndim in (spatial + 1, spatial + 2)
-        and spatial <= _MOST_PADDED
-        and mode != "wrap"
-    ):
+    if min(widths) >= 0 and x.ndim in (spatial + 1, spatial + 2) and spatial <= _MOST_PADDED:
         return functional.pad(x, widths, mode=_MODES[mode])
     for axis, (before, after) in enumerate(pairs):
         size = x.shape[axis]
@@ -236,8 +233,6 @@ def _padded_by_itself(
 def _source(index: int, size: int, mode: str) -> int:
     if mode == "edge":
         return min(max(index, 0), size - 1)
-    if mode == "wrap":
-        return index % size
     period = max(2 * (size - 1), 1)
     index %= period
     return index if index < size else period - index

@@ -112,15 +112,9 @@ def _transposed(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch
     count = len(size)
     window = _Window(node, x, size)
     more = tuple(node.get("output_padding", (0,) * count))
-    wanted = node.get("output_shape")
-    auto = node.get("auto_pad", "NOTSET")
+    if node.get("output_shape") or node.get("auto_pad", "NOTSET").startswith("SAME"):
+        raise node.refused("output_shape and auto_pad are not known; expected pads")
     pads = window.pads
-    if wanted is not None or auto.startswith("SAME"):
-        shape = wanted or [n * s for n, s in zip(x.shape[2:], window.strides, strict=True)]
-        pads = [
-            _cut(window, axis, more[axis], int(shape[axis]), upper=auto == "SAME_UPPER")
-            for axis in range(count)
-        ]
     group, function = node.get("group", 1), _TRANSPOSED[count - 1]
     bias, strides, dilations = _bias(b, x), window.strides, window.dilations
     low, high = tuple(before for before, _ in pads), tuple(after for _, after in pads)
@@ -128,14 +122,6 @@ def _transposed(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch
         return function(x, w, bias, strides, low, more, group, dilations)
     whole_ = function(x, w, bias, strides, 0, more, group, dilations)
     return functional.pad(whole_, [-width for pair in reversed(pads) for width in pair])
-
-
-def _cut(window: _Window, axis: int, more: int, wanted: int, *, upper: bool) -> tuple[int, int]:
-    """Return the padding before and after an axis for a wanted length."""
-    full = window.strides[axis] * (window.lengths[axis] - 1) + more + window.reach(axis)
-    total = full - wanted
-    small = total // 2
-    return (small, total - small) if upper else (total - small, small)
 
 
 @operator("MaxPool")
@@ -177,17 +163,11 @@ def _global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return x.amax(tuple(range(2, x.ndim)), keepdim=True)
 
 
-@operator("LpPool")
-def _lp_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    size, p = tuple(node.get("kernel_shape")), node.get("p", 2)
-    window = _Window(node, x, size)
-    if any(step != 1 for step in window.dilations):
-        raise node.refused(f"dilations are {window.dilations}; expected 1")
-    total = _MEANS[len(size) - 1](window.padded(x.abs() ** p), size, window.strides)
-    return (total * math.prod(size)) ** (1 / p)
-
-
 # -- other sizes -------------------------------------------------------------------------------
+
+
+_UNKNOWN: Final = ("antialias", "exclude_outside", "keep_aspect_ratio_policy")
+_COORDINATES: Final = ("align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel")
 
 
 @operator("Resize", numbers=(1, 2, 3))
@@ -197,11 +177,12 @@ def _resize(
     """Resize by PyTorch's operator where it does the same, else axis by axis by indices."""
     mode = node.get("mode", "nearest")
     how = node.get("coordinate_transformation_mode", "half_pixel")
-    if node.get("antialias", 0) or how == "tf_crop_and_resize" or node.get("exclude_outside", 0):
-        raise node.refused("antialias, exclude_outside and tf_crop_and_resize are not known")
+    unknown = [name for name in _UNKNOWN if node.get(name, "stretch") not in (0, "stretch")]
+    if unknown or how not in _COORDINATES:
+        raise node.refused(f"{', '.join(unknown) or how} is not known; leave it out")
     factors = _factors(node, x, scales, sizes)
     lengths = [math.floor(size * f) for size, f in zip(x.shape, factors, strict=True)]
-    if sizes is not None and node.get("keep_aspect_ratio_policy", "stretch") == "stretch":
+    if sizes is not None:
         given = whole(node, sizes, "sizes")
         for axis, length in zip(_axes(node, x, given), given, strict=True):
             lengths[axis] = length
@@ -234,12 +215,6 @@ def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[f
     axes = _axes(node, x, lengths)
     for axis, length in zip(axes, lengths, strict=True):
         factors[axis] = length / x.shape[axis]
-    policy = node.get("keep_aspect_ratio_policy", "stretch")
-    if policy != "stretch":
-        choose = min if policy == "not_larger" else max
-        common = choose(factors[axis] for axis in axes)
-        for axis in axes:
-            factors[axis] = round(x.shape[axis] * common) / x.shape[axis]
     return factors
 
 
@@ -281,10 +256,7 @@ def _sources(size: int, length: int, factor: float, how: str) -> list[float]:
         return [k / factor for k in range(length)]
     if how == "pytorch_half_pixel" and length == 1:
         return [0.0]
-    offset = 0.0
-    if how == "half_pixel_symmetric":
-        offset = size / 2 * (1 - length / (size * factor))
-    return [offset + (k + 0.5) / factor - 0.5 for k in range(length)]
+    return [(k + 0.5) / factor - 0.5 for k in range(length)]
 
 
 def _along(
