@@ -29,7 +29,6 @@ from poetmodel.torch.runtime.convolutions import split_kernels
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
-from poetmodel.torch.step.joining import joined
 from poetmodel.torch.step.trace import (
     Trace,
     captured_step,
@@ -158,13 +157,6 @@ class Compiled:
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = scheduled_costs(costs, self.scheduled.graph)
-        if options.recompute and self.budget_bytes < self.keep_all_bytes:
-            self.scheduled, self.costs = joined(
-                self.scheduled,
-                self.costs,
-                results={i for output in self.trace.parts.outputs for i in output.reads.storages},
-                budget_bytes=self.budget_bytes - self.scheduled.reserved_bytes,
-            )
         self.options = options
         self.homes: StateStore | None = None if first is None else first.homes
         """The state file, of all forms; None while no plan has state on storage."""
@@ -264,7 +256,7 @@ class Compiled:
             self.trace,
             plan,
             self.scheduled.numbers,
-            program=self.scheduled.expanded(plan.program),
+            program=self.scheduled.in_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,
