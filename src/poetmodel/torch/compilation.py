@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -141,12 +140,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     return Step(model, loss_fn, inputs, options)
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-_MANY: Final = 8
-"""After so many compiles of one step, and twice as many, and so on, the log says what differs."""
-
-
 class Step:
     """A compiled training step: ``loss = step(x, y)``, then ``optimizer.step()``.
 
@@ -224,27 +217,8 @@ class Step:
             refuse(name, input_faults(given))
             reason = "; ".join(self._current.guards.differences(flat))
             raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
-        self._tell_of_many(given)
         self._current = self._compile(given)
         return self._current, self._current.trace.joint.flat_inputs(given)
-
-    def _tell_of_many(self, given: Inputs) -> None:
-        """Log what differs, where a step is compiled again and again."""
-        if len(self._compiled) % _MANY:
-            return
-        try:
-            flat = self._current.trace.joint.flat_inputs(given)
-            reason = "; ".join(self._current.guards.differences(flat))
-        except CaptureError as error:
-            reason = str(error)
-        name = self._current.trace.joint.name
-        _LOG.warning(
-            "%s: compiled for %d kinds of steps, and now for another one: %s; bring batches to few "
-            "lengths, and compute outside of the step what differs in each",
-            name,
-            len(self._compiled),
-            reason,
-        )
 
     def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
         """Return the inputs of a call in the way in which the step was compiled."""

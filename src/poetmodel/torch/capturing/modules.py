@@ -303,23 +303,15 @@ class AssignedBuffers:
         """Raise where a forward pass adds, takes away or replaces a parameter, or hooks one."""
         after = self._parameters()
         for path, key in sorted(before.keys() | after.keys()):
-            if (path, key) not in before:
+            (old, hooks), (new, others) = (
+                each.get((path, key), (None, 0)) for each in (before, after)
+            )
+            if old is not new or hooks != others:
                 fault = (
-                    "is new after forward, and no optimizer knows it; make it in __init__, or call "
-                    "the model once on inputs before"
+                    "is made, assigned, taken away or given a hook in forward, which a compiled "
+                    "step does not do; do so in __init__, or call the model once on inputs before"
                 )
-            elif (path, key) not in after:
-                fault = "is taken away in forward; leave it there, or compile afterwards"
-            elif before[path, key][0] is not after[path, key][0]:
-                fault = "is assigned in forward; change its values with torch.no_grad() outside"
-            elif before[path, key][1] != after[path, key][1]:
-                fault = (
-                    "gets a hook in forward (register_hook), which a compiled step does not run; "
-                    "do with .grad after the step what it does"
-                )
-            else:
-                continue
-            raise CaptureError(self._describe(path, key, fault, kind="parameter"))
+                raise CaptureError(self._describe(path, key, fault, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {

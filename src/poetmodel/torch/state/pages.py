@@ -45,7 +45,6 @@ _SETTLED_S: Final = 60.0
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
-_ADVICE: Final = "the next step makes a new one"
 
 
 class ScratchFile:
@@ -107,7 +106,7 @@ class PageFile(ScratchFile):
         for index, storage in self.storages.items():
             self.offsets[index] = aligned(self.bytes, ALIGNMENT_BYTES)
             self.bytes = self.offsets[index] + storage.bytes
-        self._closed = self._lost = False
+        self._closed = False
         super().__init__(folder)
 
     def close(self) -> None:
@@ -116,35 +115,17 @@ class PageFile(ScratchFile):
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` unless the file is there, with its full size.
-
-        Pages are written and read again within one step. So the call after one that failed makes a
-        new file, as does a forked process, which has no part in the file of its parent.
-        """
+        """Raise `PageError` if it was closed; a forked process makes a file of its own."""
         if self._closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
             )
-        if self._lost or self.process != os.getpid():
-            self._lost = True
+        if self.process != os.getpid():
             self._remove()
             try:
                 self._make()
             except InputError as error:
                 raise PageError(str(error)) from None
-            self._lost = False
-        try:
-            there = self.path.stat()
-        except OSError as error:
-            self._lost = True
-            raise PageError(
-                f"{self.path}: the page file is gone ({error.strerror or error}); {_ADVICE}"
-            ) from None
-        if there.st_size < self.bytes:
-            self._lost = True
-            raise PageError(
-                f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; {_ADVICE}"
-            )
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write the page of a storage, and return when the medium has it."""
