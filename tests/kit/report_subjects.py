@@ -66,7 +66,6 @@ def certificate(**changes):
         "random_equal": True,
         "budget_bytes": 106,
         "plan_peak_bytes": 100,
-        "storage_peak_bytes": 70,
         "heap_peak_bytes": 90,
         "eager_heap_peak_bytes": 180,
         "second_gradients_bytes": 0,

@@ -17,13 +17,13 @@ from kit.optimizer_steps import ADAMW, OPTIMIZERS, Twins, in_order, runner
 from kit.pages import read_page
 from kit.patience import system_fault
 from kit.rotation import quick, rotating
+from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import STEPS, residual, rows
 from poetmodel.errors import BudgetError
 from poetmodel.graph import Phase
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule.relations import checkpoint_all
 from poetmodel.torch import CaptureError, PageError
-from poetmodel.torch.graph.tensors import storage_peak_bytes
 from poetmodel.torch.state.file import StateFile
 from poetmodel.torch.step.trace import least_bytes
 

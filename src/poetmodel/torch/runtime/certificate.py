@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind
-from poetmodel.torch.graph.tensors import heap_peak_bytes, storage_peak_bytes
+from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.comparison import (
     ResultDifference,
     State,
@@ -51,10 +51,8 @@ class Certificate:
     """The budget for tensors and workspaces [B]."""
     plan_peak_bytes: int
     """The peak that the plan promises, with what is reserved beside it [B]."""
-    storage_peak_bytes: int
-    """Measured peak of tensors, parameters and gradients excluded [B]."""
     heap_peak_bytes: int
-    """Measured peak of the heap: tensors and workspaces [B]."""
+    """Measured peak of the heap: tensors and workspaces, parameters and gradients excluded [B]."""
     eager_heap_peak_bytes: int
     """The same of eager PyTorch [B]."""
     second_gradients_bytes: int
@@ -128,7 +126,6 @@ class Certificate:
                 f"{self.name}: {same}",
                 f"heap peak {format_bytes(self.heap_peak_bytes)}, {verdict} the budget of "
                 f"{format_bytes(self.budget_bytes)} (plan {format_bytes(self.plan_peak_bytes)}, "
-                f"tensors {format_bytes(self.storage_peak_bytes)}, "
                 f"eager {format_bytes(self.eager_heap_peak_bytes)}){second}",
                 f"written {format_bytes(self.written_bytes)} and read "
                 f"{format_bytes(self.read_bytes)} a step (plan "
@@ -174,8 +171,6 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
             state.reset()
         state.fill()
         with runner.trial():  # with moments, which a first step has nowhere to read from
-            watched = partial(runner, inputs, waits=False)  # not timed: being watched takes time
-            storage = state.again(lambda: storage_peak_bytes(watched, state.tensors()))
             before, mirrored = runner.traffic, runner.mirrored_bytes
             heap = state.again(lambda: heap_peak_bytes(accumulating))
             written, read = map(operator.sub, runner.traffic, before)
@@ -198,7 +193,6 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         updates=joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
-        storage_peak_bytes=ours_there + storage,
         heap_peak_bytes=ours_there + heap,
         eager_heap_peak_bytes=there + eager_heap,
         second_gradients_bytes=(

@@ -199,9 +199,6 @@ class State:
         """Objects changed in place, by name; buffers that are not in the graph stay."""
         self._parameters = {a.name: joint.value(a) for a in joint.of(InputKind.PARAMETER)}
         self._moments = Moments(joint)
-        self.others = [
-            joint.value(a) for a in joint.of(InputKind.BUFFER) + joint.of(InputKind.CONSTANT_TENSOR)
-        ]
         there = (*self.changed.values(), *joint.module.parameters(), *joint.module.buffers())
         distinct = {id(tensor): tensor for tensor in there}.values()
         self._values = [(tensor, tensor.detach().clone()) for tensor in distinct]
@@ -218,16 +215,6 @@ class State:
     def new_modules(self) -> list[str]:
         """Return the paths of modules that the last run has made."""
         return self._attributes.new_modules()
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield everything that is there before a step."""
-        for tensor in self.targets.values():
-            yield tensor
-            if tensor.grad is not None:
-                yield tensor.grad
-        yield from self.changed.values()
-        yield from self.others
-        yield from self._moments.values().values()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
