@@ -1,17 +1,13 @@
 """Results of earlier compiles of a step, by all that it depends on.
 
-Four kinds of things are kept: what operations make with their workspaces, and their costs, for a
-graph on a host; the schedule of a problem, which is verified again; and that a plan computes what
-eager PyTorch does, for the source files that the model comes from.
+Three kinds of things are kept: what operations make with their workspaces, and their costs, for a
+graph on a host; and the schedule of a problem, which is verified again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,8 +30,6 @@ from poetmodel.torch.cache import (
     tensor_form,
     value_form,
 )
-from poetmodel.torch.capturing.joint_graph import InputKind
-from poetmodel.torch.graph.operators import is_foreign
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, split_kernels
@@ -127,12 +121,9 @@ class Schedules:
 class KnownStep(Schedules):
     """A captured step, and what a cache has of it and shall have."""
 
-    def __init__(
-        self, cache: Cache, joint: Joint, loss_fn: Callable[..., torch.Tensor] | None
-    ) -> None:
+    def __init__(self, cache: Cache, joint: Joint) -> None:
         super().__init__(cache)
         self._joint = joint
-        self._loss_fn = loss_fn
         self._key: str | None = None
         if cache.folder is not None:
             with suppress(UnknownError):
@@ -198,48 +189,6 @@ class KnownStep(Schedules):
         self._cache.write("costs", key, content)
         return profile
 
-    # -- agreement with eager ------------------------------------------------------------------
-
-    def is_checked(self, program: str) -> bool:
-        """Whether a program of the step was found to compute what eager PyTorch does."""
-        key = self._checked_key(program)
-        return key is not None and self._cache.read("checked", key) == {"equal": True}
-
-    def keep_checked(self, program: str) -> None:
-        """Keep that a program computes what eager PyTorch does."""
-        key = self._checked_key(program)
-        if key is not None:
-            self._cache.write("checked", key, {"equal": True})
-
-    def _checked_key(self, program: str) -> str | None:
-        if self._cache.folder is None or self._origin is None:
-            return None
-        return digest(self._key, self._origin, program)
-
-    @cached_property
-    def _origin(self) -> str | None:
-        """Origins of a step beside its graph: source files, constants, settings.
-
-        None where that is not all: a class that is in no file, an operator of one's own.
-        """
-        joint = self._joint
-        owners: set[Any] = {kind for m in joint.module.modules() for kind in type(m).__mro__}
-        owners |= {kind for kind in type(self._loss_fn).__mro__ if self._loss_fn is not None}
-        if hasattr(self._loss_fn, "__module__"):
-            owners.add(self._loss_fn)
-        names = {owner.__module__ for owner in owners} - set(sys.builtin_module_names)
-        files = {_file_digest(name) for name in names}
-        own = (n for n in joint.graph_module.graph.nodes if n.op == "call_function")
-        if None in files or any(is_foreign(node.target) for node in own):
-            return None
-        constants = hashlib.sha256()
-        for argument in joint.of(InputKind.CONSTANT_TENSOR):
-            value = joint.value(argument).detach().contiguous()
-            constants.update(value.view(-1).view(torch.uint8).numpy().tobytes())
-        return digest(
-            sorted(filter(None, files)), constants.hexdigest(), joint.name, joint.accumulate
-        )
-
 
 def _rank(result: SolveResult) -> tuple[float, float]:
     value, gap = result.objective_value, result.objective_gap
@@ -287,15 +236,3 @@ def _graph_form(joint: Joint) -> list[Any]:
     results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
     clip = value_form(joint.clip_grad_norm, positions)
     return [operations_form(joint.graph_module.graph), shapes, arguments, results, clip]
-
-
-def _file_digest(name: str) -> str | None:
-    """Return an identifier of a module's source: version or content; None if it has neither."""
-    if name.partition(".")[0] == "torch":
-        return str(torch.__version__)
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if not file:
-        return None
-    with suppress(OSError):
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return None
