@@ -36,7 +36,6 @@ from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_part
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
-    Power,
     Profile,
     TransferTime,
     profile_of,
@@ -171,7 +170,6 @@ class KnownStep(Schedules):
                     trace,
                     times_s=content["times_s"],
                     paging=_paging(content["paging"]),
-                    power=Power(**content["power"]),
                     steps_s=content["steps_s"],
                     threads=content["threads"],
                     origin=MEASURED_BEFORE,
@@ -182,7 +180,6 @@ class KnownStep(Schedules):
         content = {
             "times_s": times_s,
             "paging": None if profile.paging is None else asdict(profile.paging),
-            "power": asdict(profile.power),
             "steps_s": profile.steps_s,
             "threads": profile.threads,
         }

@@ -108,6 +108,7 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     if not torch.equal(expected_random, actual_random):
         _LOG.warning("%s: the random generator is left in another state than eager's", joint.name)
 
+
 def _eager(joint: Joint, *, backward: bool = True) -> Any:
     with explained(f"{joint.name}: one step of PyTorch"):
         return eager_step(joint, joint.inputs, backward=backward)
