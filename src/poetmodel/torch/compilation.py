@@ -19,7 +19,7 @@ from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import ALONE
 from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
-from poetmodel.torch.errors import CaptureError, enough_memory
+from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.certificate import certify
 from poetmodel.torch.runtime.profiling import Profile
 from poetmodel.units import brief, format_bytes
@@ -67,9 +67,10 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         ``model(*inputs)``, or the ``loss`` that this has, or the first of several. A mapping alone
         in a tuple, whose keys are parameters of ``forward``, is given by name: ``model(**batch)``.
     inputs : sequence or mapping
-        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them. A
-        mapping has the inputs by name: the model gets them as ``model(**batch)``, and a step
-        returns what this returns, detached. Then there is no `loss_fn`.
+        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them,
+        which the model gets as dicts. A mapping has the inputs by name: the model gets them as
+        ``model(**batch)``, and a step returns what this returns, detached. Then there is no
+        `loss_fn`.
     ram : str or int
         The budget for tensors and workspaces, without parameters and gradients unless there is an
         `optimizer`: bytes, a size such as ``20MiB``, or a percentage of the peak when everything is
@@ -344,8 +345,7 @@ class Step:
 
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        name = type(self._model).__name__
-        with ALONE, enough_memory(name), rare_collections(), stages_shown() as tell:
+        with ALONE, rare_collections(), stages_shown() as tell:
             compiled = Compiled(
                 self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
             )

@@ -125,17 +125,6 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
         raise CaptureError(f"{subject}: {_reason(error, where)}") from error
 
 
-@contextmanager
-def enough_memory(subject: str) -> Iterator[None]:
-    """Turn what PyTorch raises where memory runs out into a `CaptureError`; nothing else."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
-            raise
-        raise CaptureError(f"{subject}: there is not enough memory; {_MEMORY_ADVICE}") from error
-
-
 _MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
 _MEMORY_ADVICE: Final = (
     "compile runs whole steps on the example inputs, also as PyTorch does: it needs the memory of "

@@ -87,12 +87,6 @@ class Attributes:
             and all(held.is_as_before() for held in self._held)
         )
 
-    def new_modules(self) -> list[str]:
-        """Return the paths of the modules that were not there."""
-        known = {id(module) for module in self._modules.values()}
-        now = self._modules[""].named_modules()
-        return [shown_path(path) for path, module in now if id(module) not in known]
-
     def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
         """Put everything back; return path and attribute of the tensors that had been set.
 

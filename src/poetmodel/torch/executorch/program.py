@@ -112,7 +112,7 @@ def to_executorch(
     ----------
     model, loss_fn, inputs
         As for `compile`; the shapes of the inputs are those of every batch. The program takes the
-        tensors among the inputs in their order, those of a mapping in that of its sorted keys.
+        tensors among the inputs in their order, named ones in that of their sorted names.
     ram : str or int
         The budget for the arena of the program: parameters that are trained, buffers that change,
         inputs, activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of what

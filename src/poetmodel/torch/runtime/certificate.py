@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.compiled import Compiled
 
-OF_UPDATES: Final = ("updates", "state_on_storage_bytes", "mirrored_bytes")
-"""Fields of a certificate that only steps with an optimizer's updates have."""
-
 REPEATS: Final = 5
 """Number of runs of which the least time is taken, if they take no more than `MEASURING_S`."""
 
@@ -139,9 +136,6 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         values = asdict(self)
-        if not self.updates:
-            for name in OF_UPDATES:
-                del values[name]
         values["differences"] = [difference.to_dict() for difference in self.differences]
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
