@@ -68,8 +68,7 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
-        indices: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
-        return indices
+        raise node.refused("select_last_index is not known; leave it out")
     return function(x, axis, keepdim=keep)
 
 
@@ -77,12 +76,9 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     (along,) = whole(node, axis, "axis")
     x = tensor(x)
-    x = x.flip(along) if node.get("reverse", 0) else x
-    sums = torch.cumsum(x, along, dtype=x.dtype)
-    if node.get("exclusive", 0):
-        first = torch.zeros_like(x.narrow(along, 0, 1))
-        sums = torch.cat((first, sums.narrow(along, 0, x.shape[along] - 1)), along)
-    return sums.flip(along) if node.get("reverse", 0) else sums
+    if node.get("exclusive", 0) or node.get("reverse", 0):
+        raise node.refused("exclusive and reverse are not known; leave them out")
+    return torch.cumsum(x, along, dtype=x.dtype)
 
 
 @operator("TopK", numbers=(1,))

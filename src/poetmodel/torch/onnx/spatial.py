@@ -11,7 +11,6 @@ from torch.nn import functional
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
     axes_of,
-    index_select,
     operator,
     real,
     tensor,
@@ -174,7 +173,7 @@ _COORDINATES: Final = ("align_corners", "asymmetric", "half_pixel", "pytorch_hal
 def _resize(
     node: OnnxNode, x: torch.Tensor, _: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
-    """Resize by PyTorch's operator where it does the same, else axis by axis by indices."""
+    """Resize by PyTorch's operator, where it does the same."""
     mode = node.get("mode", "nearest")
     how = node.get("coordinate_transformation_mode", "half_pixel")
     unknown = [name for name in _UNKNOWN if node.get(name, "stretch") not in (0, "stretch")]
@@ -189,13 +188,12 @@ def _resize(
     if mode == "cubic":
         return _cubic(node, x, lengths, how)
     resized = _by_pytorch(node, x, lengths, factors) if x.ndim > 2 else None  # noqa: PLR2004
-    if resized is not None:
-        return resized
-    for axis, length in enumerate(lengths):
-        if length != x.shape[axis] or factors[axis] != 1:
-            coordinates = _sources(x.shape[axis], length, factors[axis], how)
-            x = _along(node, x, axis, coordinates, linear=mode == "linear")
-    return x
+    if resized is None:
+        raise node.refused(
+            f"{mode} from {list(x.shape)} to {lengths} with {how} is not known; expected whole "
+            "factors, or what torch.nn.Upsample does"
+        )
+    return resized
 
 
 def _axes(node: OnnxNode, x: torch.Tensor, given: list[Any]) -> list[int]:
@@ -230,7 +228,9 @@ def _by_pytorch(
     if not plain:
         return None
     if node.get("mode", "nearest") == "nearest":
-        same = how == "asymmetric" and node.get("nearest_mode", "round_prefer_floor") == "floor"
+        rounding = node.get("nearest_mode", "round_prefer_floor")
+        whole_ = how.endswith("half_pixel") and all(f.is_integer() for f in map(float, factors))
+        same = rounding == "floor" if how == "asymmetric" else whole_ and "round" in rounding
         return functional.interpolate(x, lengths[2:], mode="nearest") if same else None
     named = {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.ndim)
     halves = how == "half_pixel" or (how == "pytorch_half_pixel" and min(lengths[2:]) > 1)
@@ -246,42 +246,3 @@ def _cubic(node: OnnxNode, x: torch.Tensor, lengths: list[int], how: str) -> tor
     return functional.interpolate(
         x, lengths[2:], mode="bicubic", align_corners=how == "align_corners"
     )
-
-
-def _sources(size: int, length: int, factor: float, how: str) -> list[float]:
-    """Return the source position of each element of a resized axis."""
-    if how == "align_corners":
-        return [k * (size - 1) / max(length - 1, 1) for k in range(length)]
-    if how == "asymmetric":
-        return [k / factor for k in range(length)]
-    if how == "pytorch_half_pixel" and length == 1:
-        return [0.0]
-    return [(k + 0.5) / factor - 0.5 for k in range(length)]
-
-
-def _along(
-    node: OnnxNode, x: torch.Tensor, axis: int, coordinates: list[float], *, linear: bool
-) -> torch.Tensor:
-    last = x.shape[axis] - 1
-
-    def at(indices: list[int]) -> torch.Tensor:
-        return index_select(x, axis, [min(max(k, 0), last) for k in indices])
-
-    if not linear:
-        return at([_nearest(node, coordinate) for coordinate in coordinates])
-    lower = [math.floor(coordinate) for coordinate in coordinates]
-    shape = [-1 if k == axis else 1 for k in range(x.ndim)]
-    share = torch.tensor(
-        [coordinate - low for coordinate, low in zip(coordinates, lower, strict=True)],
-        dtype=x.dtype, device=x.device,
-    ).reshape(shape)  # fmt: skip
-    return at(lower) * (1 - share) + at([low + 1 for low in lower]) * share
-
-
-def _nearest(node: OnnxNode, coordinate: float) -> int:
-    mode = node.get("nearest_mode", "round_prefer_floor")
-    if mode in ("floor", "ceil"):
-        return math.floor(coordinate) if mode == "floor" else math.ceil(coordinate)
-    if mode == "round_prefer_floor":
-        return math.ceil(coordinate - 0.5)
-    return math.floor(coordinate + 0.5)
