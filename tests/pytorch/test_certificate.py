@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from poetmodel.device import Device
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.report.page import LIBRARIES
 from poetmodel.report.presenter import look_up
-from poetmodel.torch import compile, measure, trace
+from poetmodel.torch import compile
 from poetmodel.torch.runtime import certificate
 from poetmodel.torch.runtime.comparison import ResultDifference
 
@@ -202,16 +201,10 @@ def test_other_files_are_refused(step, tmp_path, monkeypatch):
 
 
 def test_the_call_names_what_was_chosen():
-    """Defaults are left out; devices and profiles are named."""
+    """Defaults are left out; devices are named."""
     own = rows(nn.Linear(4, 4))
     board = compile(*own, ram=10**6, device=Device.load("rpi4b"), gap=0.5, dynamic="retrace")
     assert board.report()["call"] == (
         "poetmodel.torch.compile(model, loss_fn, inputs, ram=1000000, device='rpi4b', gap=0.5, "
         "dynamic='retrace')"
-    )
-    profile = measure(trace(*own), repeats=1)
-    own_costs = compile(*own, ram="100%", profile=profile, storage=Path(), paging=False)
-    assert own_costs.report()["call"] == (
-        "poetmodel.torch.compile(model, loss_fn, inputs, ram='100%', storage='.', paging=False, "
-        "profile=profile)"
     )

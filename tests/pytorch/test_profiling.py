@@ -21,7 +21,6 @@ from poetmodel.torch.runtime.convolutions import (
     Division,
     Forward,
     NormBackward,
-    SplitOp,
     divided_units,
     in_parts,
     least_workspace,
@@ -326,7 +325,6 @@ def test_a_budget_below_whole_convolutions_is_kept():
     assert divided_units(traced, budget_bytes=keep_all_bytes(traced)) == []  # there is room
     found = divided_units(traced, budget_bytes=keep_all_bytes(traced) // 3)
     assert found
-    assert [SplitOp.from_dict(each.to_dict()) for each in found] == found
     divided = in_parts(traced, found)
     assert sum(KERNEL in unit.node.meta for unit in divided.parts.operations) == len(found)
     least = least_bytes(divided)

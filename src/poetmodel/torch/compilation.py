@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from poetmodel.clock import rare_collections
-from poetmodel.device import Costs, Device
+from poetmodel.device import Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
@@ -21,7 +21,6 @@ from poetmodel.torch.capturing.surroundings import ALONE
 from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.certificate import certify
-from poetmodel.torch.runtime.profiling import Profile
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     paging: bool | None = None,
     recompute: bool = True,
     device: str | Device | None = None,
-    profile: Profile | Costs | None = None,
     minimize: str | None = None,
     deadline: str | float | None = None,
     time_limit: float = 60.0,
@@ -84,8 +82,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Whether tensors may be recomputed.
     device : str or Device, optional
         Estimate costs for this device in place of measuring them here.
-    profile : Profile or Costs, optional
-        Costs of the traced step, such as `measure` returns, in place of measuring them here.
     minimize : {'energy', 'time', 'ram', 'writes'}, optional
         What the schedule is best in. Default: time where costs are those of this host, energy where
         they are those of a device.
@@ -424,9 +420,7 @@ def _as_call(compiled: Compiled, options: CompileOptions) -> str:
         value = getattr(options, field.name)
         if value == parameters[field.name].default:
             continue
-        if isinstance(value, Profile | Costs):
-            words.append(f"{field.name}={field.name}")
-        elif isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, torch.optim.Optimizer):
             words.append("optimizer=optimizer")
         elif isinstance(value, Device):
             words.append(f"{field.name}={(value.key or value.name)!r}")

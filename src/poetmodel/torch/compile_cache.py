@@ -32,7 +32,7 @@ from poetmodel.torch.cache import (
 )
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, split_kernels
+from poetmodel.torch.runtime.convolutions import split_kernels
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
@@ -142,18 +142,6 @@ class KnownStep(Schedules):
         plain = [[k, observed.to_list()] for k, observed in parts.profiles.items()]
         self._cache.write("step", key, plain)
         return trace_of(joint, parts)
-
-    def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
-        """Return the step with large convolutions in parts, and how many these are."""
-        key = digest(self._key, budget_bytes)
-        content = self._cache.read("parts", key)
-        with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
-            if content is not None:
-                known = [SplitOp.from_dict(fields) for fields in content]
-                return in_parts(trace, known), len(known)
-        chosen = divided_units(trace, budget_bytes=budget_bytes)
-        self._cache.write("parts", key, [divided.to_dict() for divided in chosen])
-        return in_parts(trace, chosen), len(chosen)
 
     # -- costs ---------------------------------------------------------------------------------
 

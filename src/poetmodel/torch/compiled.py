@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, CostError, InputError, shown
+from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
@@ -25,6 +25,7 @@ from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
+from poetmodel.torch.runtime.convolutions import divided_units, in_parts
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
@@ -60,7 +61,6 @@ class CompileOptions:
     paging: bool | None
     recompute: bool
     device: str | Device | None
-    profile: Profile | Costs | None
     minimize: str | None
     deadline: str | float | None
     time_limit: float
@@ -75,7 +75,6 @@ class CompileOptions:
     def __post_init__(self) -> None:
         faults = []
         storage: Any = self.storage
-        profile: Any = self.profile
         if self.dynamic not in ("error", "retrace"):
             faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
         if not isinstance(storage, str | Path | None) or storage == "":
@@ -86,13 +85,9 @@ class CompileOptions:
             faults.append(f"accumulate: expected 1 or more steps, got {shown(self.accumulate)}")
         elif self.accumulate > 1 and self.optimizer is not None:
             faults.append("accumulate: a step with an optimizer updates at once; leave one out")
-        if not isinstance(profile, Profile | Costs | None):
-            faults.append(f"profile: expected what `measure` returns, got {shown(profile)}")
         cache: Any = self.cache
         if not isinstance(cache, str | Path | bool) or cache == "":
             faults.append(f"cache: expected a folder, True or False, got {shown(cache)}")
-        if self.device is not None and profile is not None:
-            faults.append("give a device or a profile, not both")
         if faults:
             raise InputError(faults)
 
@@ -142,7 +137,8 @@ class Compiled:
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
-        self.trace, divided = self.known.in_parts(self.trace, budget_bytes=self.budget_bytes)
+        divided = divided_units(self.trace, budget_bytes=self.budget_bytes)
+        self.trace = in_parts(self.trace, divided)
         self.scheduled = scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, homes=options.pages
         )
@@ -152,7 +148,8 @@ class Compiled:
         costs, self.profile, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
         if divided:
-            self.notes = (*self.notes, f"{divided} operations run in parts, with the same bits")
+            told = f"{len(divided)} operations run in parts, with the same bits"
+            self.notes = (*self.notes, told)
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = scheduled_costs(costs, self.scheduled.graph)
@@ -318,16 +315,6 @@ def _costs(
     traced: Trace, options: CompileOptions, known: KnownStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
     """Return the costs of the traced step, its measurement if there was one, and notes on it."""
-    given = options.profile
-    if given is not None:
-        costs = given.costs if isinstance(given, Profile) else given
-        try:
-            costs.table(traced.graph)
-        except CostError as error:
-            raise InputError(f"profile: its costs are those of another step: {error}") from None
-        if isinstance(given, Profile):
-            return costs, given, given.notes
-        return costs, None, (f"costs: {costs.source or 'as given'}",)
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):
