@@ -418,12 +418,10 @@ def _as_call(compiled: Compiled, options: CompileOptions) -> str:
     words = ["model", "None", "batch"] if by_name else ["model", "loss_fn", "inputs"]
     for field in fields(options):
         value = getattr(options, field.name)
-        if value == parameters[field.name].default:
-            continue
-        if isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, Device):
+            value = value.key or value.name
+        if field.name == "optimizer" and value is not None:
             words.append("optimizer=optimizer")
-        elif isinstance(value, Device):
-            words.append(f"{field.name}={(value.key or value.name)!r}")
-        else:
+        elif value != parameters[field.name].default:
             words.append(f"{field.name}={(str(value) if isinstance(value, Path) else value)!r}")
     return f"poetmodel.torch.compile({', '.join(words)})"

@@ -248,23 +248,12 @@ def _call_faults(model: torch.nn.Module, inputs: Inputs, *, alone: bool) -> Iter
         return
     given = positional(inputs) if alone else positional(inputs)[:-1]
     by_name = takes_keywords(model, inputs if alone else given)
+    role = "without a loss_fn, the model gets all of them" if alone else "the last is the target"
+    what = listed(given[0]) if by_name else f"{len(given)} of them: {role}"
     try:
-        if by_name:
-            called.bind(**given[0])
-        else:
-            called.bind(*given)
+        called.bind(**given[0]) if by_name else called.bind(*given)
     except TypeError as error:
-        if by_name:
-            yield f"inputs: forward{called} cannot be called with {listed(given[0])} ({error})"
-            return
-        role = (
-            "without a loss_fn, the model gets all of them and returns the loss"
-            if alone
-            else "the model gets all but the last one, which is the target"
-        )
-        yield (
-            f"inputs: forward{called} cannot be called with {len(given)} of them ({error}); {role}"
-        )
+        yield f"inputs: forward{called} cannot be called with {what} ({error})"
 
 
 # -- outputs: the loss in what a model returns, and the rest of it -----------------------------

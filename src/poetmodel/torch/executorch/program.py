@@ -299,10 +299,8 @@ def _sgd_faults(optimizer: torch.optim.Optimizer, parts: tuple[object, ...]) -> 
             "torch.optim.SGD, or none and use the gradients"
         )
     groups = optimizer.param_groups
-    if len(groups) != 1:
-        yield f"ExecuTorch's SGD has one group of parameters, got {len(groups)}; give one"
-    if groups[0]["maximize"]:
-        yield "ExecuTorch's SGD has no maximize; give the negative loss"
+    if len(groups) != 1 or groups[0]["maximize"]:
+        yield "ExecuTorch's SGD has one group of parameters, and no maximize; give one like it"
     others = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
     if others:
         yield (

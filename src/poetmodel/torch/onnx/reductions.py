@@ -30,23 +30,14 @@ def _product(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # n
     return x
 
 
-def _extremum(function: Callable[..., torch.Tensor]) -> Reduction:
-    def run(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # noqa: FBT001
-        if x.dtype is torch.bool:
-            return function(x.to(torch.uint8), axes, keep).to(torch.bool)
-        return function(x, axes, keep)
-
-    return run
-
-
 _REDUCTIONS: Final[dict[str, Reduction]] = {
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep),
     "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
     "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
     "ReduceLogSumExp": torch.logsumexp,
-    "ReduceMax": _extremum(torch.amax),
+    "ReduceMax": torch.amax,
     "ReduceMean": torch.mean,
-    "ReduceMin": _extremum(torch.amin),
+    "ReduceMin": torch.amin,
     "ReduceProd": _product,
     "ReduceSum": torch.sum,
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep),

@@ -308,10 +308,3 @@ def _filled(node: OnnxNode, shape: Any) -> torch.Tensor:
 @operator("Range", numbers=(0, 1, 2))
 def _range(node: OnnxNode, *limits: Any) -> torch.Tensor:
     return torch.arange(*(real(node, limit, "range")[0] for limit in limits))
-
-
-@operator("EyeLike")
-def _eye(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    rows, columns = shape_of(x)
-    places = torch.arange(columns) - torch.arange(rows)[:, None]
-    return (places == node.get("k", 0)).to(torch.get_default_dtype())
