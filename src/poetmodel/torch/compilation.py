@@ -226,13 +226,9 @@ class Step:
             batch = named if not inputs else inputs[0]
             if len(inputs) <= 1 and isinstance(batch, Mapping):
                 return batch
+        expected = "inputs by name, as the step was compiled with: step(**batch)"
         if joint.output is None:
-            expected = (
-                "inputs without names, in the order that the step was compiled with, as in "
-                "step(x, y); a batch that is a mapping is one input, as in step(batch)"
-            )
-        else:
-            expected = "inputs by name, as the step was compiled with: step(**batch)"
+            expected = "inputs without names, in their order, as in step(x, y) or step(batch)"
         got = listed(named) or f"{len(inputs)} without names"
         raise CaptureError(f"{joint.name}: expected {expected}; got {got}")
 
