@@ -1,8 +1,7 @@
 """Capture: module, loss and inputs become one functional graph of forward, loss and backward.
 
-What PyTorch does not promise to keep is used here and in `graph_signature`
-(``aot_export_joint_with_descriptors``, PyTorch 2.9 and newer, and its descriptors), and in
-`fake_tensors`, `known_values` and `surroundings`.
+What PyTorch does not promise to keep is used here (``aot_export_joint_with_descriptors``, PyTorch
+2.9 and newer) and in `joint_graph` (its descriptors), `values` and `surroundings`.
 """
 
 from __future__ import annotations

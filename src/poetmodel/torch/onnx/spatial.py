@@ -210,8 +210,7 @@ def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[f
             factors[axis] = factor
         return factors
     lengths = whole(node, sizes, "sizes")
-    axes = _axes(node, x, lengths)
-    for axis, length in zip(axes, lengths, strict=True):
+    for axis, length in zip(_axes(node, x, lengths), lengths, strict=True):
         factors[axis] = length / x.shape[axis]
     return factors
 
