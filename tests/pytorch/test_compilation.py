@@ -163,7 +163,6 @@ def test_costs_are_measured_with_the_threads_that_run():
         ),
         ({"ram": "100%", "dynamic": "maybe"}, "dynamic: expected error or retrace"),
         ({"ram": "100%", "paging": True}, "paging: needs a folder"),
-        ({"ram": "100%", "device": "rpi4b", "profile": object()}, "not both"),
         ({"ram": "many", "device": "rpi4b"}, "ram: expected"),
         ({"ram": "100%", "storage": "file"}, "page file"),
         ({"ram": "100%", "storage": "file/below"}, "page file"),

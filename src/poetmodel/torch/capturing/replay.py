@@ -6,8 +6,6 @@ shapes, strides, types, numbers) are computed once.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
 from contextlib import contextmanager
 from operator import getitem
@@ -40,15 +38,6 @@ def temporarily(setter: Callable[[Any], object], value: Any, before: Any) -> Ite
         yield
     finally:
         setter(before)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep what other libraries warn and log about their own code to themselves."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), temporarily(logging.disable, logging.WARNING, before):
-        warnings.simplefilter("ignore")
-        yield
 
 
 # -- running -----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ What ExecuTorch does not promise to keep is used in `edge` alone.
 
 from __future__ import annotations
 
-from poetmodel.torch.capturing.replay import quiet
+from poetmodel.torch.errors import quiet
 
 with quiet():
     import executorch.exir

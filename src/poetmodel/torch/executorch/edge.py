@@ -49,8 +49,8 @@ from poetmodel.torch.capturing.inputs import (
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.replay import quiet, temporarily
-from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.capturing.replay import temporarily
+from poetmodel.torch.errors import CaptureError, explained, quiet
 from poetmodel.torch.graph.tensors import fake
 
 if TYPE_CHECKING:

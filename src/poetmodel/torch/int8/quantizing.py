@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.capturing.replay import quiet
-from poetmodel.torch.errors import explained, require_package
+from poetmodel.torch.errors import explained, quiet, require_package
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import front_of, is_converted
 
