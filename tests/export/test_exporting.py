@@ -32,7 +32,7 @@ def test_state_that_is_read_in_place_needs_no_ram(tmp_path):
     assert len(repr(made)) < 200
     document = json.loads((tmp_path / "manifest.json").read_text())
     assert document["budget"]["ram_bytes"] == 16 * 1024
-    assert "optimizer=torch.optim.SGD(model.parameters(), lr=0.1)" in document["command"]
+    assert "optimizer=optimizer" in document["command"]
     assert "ram='16KiB'" in document["command"]
     with pytest.raises(BudgetError, match="one node alone of the step, whole, needs 16"):
         export(*training, folder=tmp_path, device="nrf52840", **limits)

@@ -314,7 +314,6 @@ def test_profile_measures_a_step_file(tmp_path):
     [
         (("--optimizer", "sgd"), "--optimizer: is for --target qemu"),
         (("--target", "qemu", "--image", "32"), "the function gives the inputs of a step"),
-        (("--target", "qemu", "--power-from", "mkr1000"), "--power-from is for times of this host"),
         (("--target", "qemu", "--optimizer", "sgd"), "--optimizer: a.step.json was captured"),
     ],
 )

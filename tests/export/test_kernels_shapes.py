@@ -164,8 +164,6 @@ CALLS = [
     (aten.slice_backward.default, real(2, 6), [3, 6], 0, -2, 3, 1),
     (aten.select_backward.default, real(6), [3, 6], 0, -1),
     (aten.select_backward.default, real(3), [3, 6], 1, 2),
-    (aten.unfold_backward.default, real(3, 4, 3), [3, 6], 1, 3, 1),
-    (aten.unfold_backward.default, real(2, 6, 2), [5, 6], 0, 2, 3),
     (aten.slice_scatter.default, real(3, 6), real(3, 2), 1, 1, 5, 2),
     (aten.slice_scatter.default, real(3, 6), real(1, 6), 0, None, 1),
     (aten.select_scatter.default, real(3, 6), real(3), 1, -1),

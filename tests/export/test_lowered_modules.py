@@ -89,7 +89,6 @@ FUNCTIONS = {
     "repeated": lambda x: x.repeat(1, 2)[:, 1 : WIDTH + 1],
     "gathered": lambda x: x.gather(1, torch.zeros(ROWS, WIDTH, dtype=torch.int64) + 2),
     "indexed": lambda x: x[:, torch.tensor([0, 1, 1, 3, 5, 0])],
-    "windows": lambda x: x.unfold(1, 2, 1).reshape(ROWS, -1)[:, :WIDTH],
     "turned": lambda x: (x.t().contiguous() * x.t()).t() + x.t().exp().t(),
     "products": lambda x: torch.einsum("bi,bj->bj", x, x) + (x @ x.t()) @ x,
 }

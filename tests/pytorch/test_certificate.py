@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from poetmodel.device import Device
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.report.page import LIBRARIES
 from poetmodel.report.presenter import look_up
-from poetmodel.torch import compile, measure, trace
+from poetmodel.torch import compile
 from poetmodel.torch.runtime import certificate
 from poetmodel.torch.runtime.comparison import ResultDifference
 
@@ -44,7 +43,7 @@ def test_a_good_step_is_certified(verified):
     model = step.compiled.trace.joint.module.get_submodule("model")
     assert found.equal
     assert found.within_budget
-    assert found.storage_peak_bytes <= found.heap_peak_bytes <= found.plan_peak_bytes
+    assert found.heap_peak_bytes <= found.plan_peak_bytes
     assert found.plan_peak_bytes <= found.budget_bytes < found.eager_heap_peak_bytes
     assert found.written_bytes == found.plan_written_bytes > 0
     assert found.read_bytes == found.plan_read_bytes > 0
@@ -59,7 +58,6 @@ def test_a_good_step_is_certified(verified):
     assert second.endswith("hold those that wait (rollback)")
     # The whole budget, 100 %, is what eager PyTorch takes, within a few percent.
     assert step.compiled.keep_all_bytes == pytest.approx(found.eager_heap_peak_bytes, rel=0.1)
-    assert found.reasons == ()  # the plan's times are a board's: this host explains nothing
     assert step.report()["plan"]["device"] == found.plan_device == step.compiled.device
     assert found.plan_device == Device.load("rpi4b").name
     assert "a step on this host, plan " in found.summary()
@@ -119,44 +117,6 @@ def test_a_difference_is_plain_values():
     assert str(replace(found, largest=None, op="mm")) == "loss (only one of both has it, from mm)"
 
 
-@pytest.mark.parametrize(
-    ("eager", "ours", "reasons"),
-    [
-        (1.0, 1.05, []),
-        (3.0, 3.0, ["eager PyTorch takes 3.00 times"]),
-        (1.0, 2.0, ["beyond what eager shows, the compiled step takes 2.00 times", "its program"]),
-        (0.5, 0.5, ["eager PyTorch takes 0.50 times"]),
-    ],
-)
-def test_a_time_that_is_not_the_planned_one_is_explained(eager, ours, reasons, monkeypatch):
-    """By the costs, which eager shows to be off, or by what the compiled step does beside."""
-    own = rows(nn.Linear(4, 4))
-    costs = measure(trace(*own), folder=None, repeats=1).costs
-    step = compile(*own, ram="100%", profile=costs, cache=False)
-    planned_s = step.compiled.check.makespan_s
-    times = iter([planned_s * eager, planned_s * ours])
-
-    class Known(certificate._Timed):
-        """A step that takes a known time."""
-
-        def __init__(self, step):
-            super().__init__(step)
-            self.taken_s = next(times)
-
-        def __call__(self, **options):
-            value = super().__call__(**options)
-            self.times[-1] = (self.taken_s, self.taken_s)
-            return value
-
-    monkeypatch.setattr(certificate, "_Timed", Known)
-    found = step.verify()
-    assert len(found.reasons) == len(reasons)
-    for reason, words in zip(found.reasons, reasons, strict=True):
-        assert reason.startswith(words)
-        assert reason in found.summary()
-    assert found.to_dict()["reasons"] == list(found.reasons)
-
-
 @pytest.mark.parametrize(("most_s", "runs"), [(0.0, 2), (60.0, certificate.REPEATS)])
 def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     """Once for the results and once for the peak of the heap; short ones for the least time too."""
@@ -175,8 +135,8 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     found = step.verify()
     assert [len(each.times) for each in counted] == [runs, runs]
     eager, ours = counted
-    assert found.eager_time_s == min(eager.times)[0]
-    assert found.time_s == min(ours.times)[0]
+    assert found.eager_time_s == min(eager.times)
+    assert found.time_s == min(ours.times)
 
 
 # -- reports ---------------------------------------------------------------------------------------
@@ -241,16 +201,10 @@ def test_other_files_are_refused(step, tmp_path, monkeypatch):
 
 
 def test_the_call_names_what_was_chosen():
-    """Defaults are left out; devices and profiles are named."""
+    """Defaults are left out; devices are named."""
     own = rows(nn.Linear(4, 4))
     board = compile(*own, ram=10**6, device=Device.load("rpi4b"), gap=0.5, dynamic="retrace")
     assert board.report()["call"] == (
         "poetmodel.torch.compile(model, loss_fn, inputs, ram=1000000, device='rpi4b', gap=0.5, "
         "dynamic='retrace')"
-    )
-    profile = measure(trace(*own), repeats=1)
-    own_costs = compile(*own, ram="100%", profile=profile, storage=Path(), paging=False)
-    assert own_costs.report()["call"] == (
-        "poetmodel.torch.compile(model, loss_fn, inputs, ram='100%', storage='.', paging=False, "
-        "profile=profile)"
     )

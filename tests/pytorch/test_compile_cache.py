@@ -10,7 +10,7 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.rotation import rotating
-from kit.traced_models import Residual, Through
+from kit.traced_models import Residual
 from poetmodel.result import Status, Termination
 from poetmodel.torch import cache as cache_module
 from poetmodel.torch import compile_cache
@@ -51,7 +51,7 @@ def folder(known, tmp_path):
 
 
 class Counted:
-    """Counts the runs, solves and checks of a compile."""
+    """Counts the runs and solves of a compile."""
 
     def __init__(self, monkeypatch):
         self.counts = {}
@@ -59,7 +59,6 @@ class Counted:
             (captured, "profiles_on_inputs"),
             (profiling, "unit_times_s"),
             (preparation, "solve"),
-            (preparation, "check_agreement"),
         ):
             self._count(monkeypatch, module, name, getattr(module, name))
 
@@ -77,12 +76,12 @@ class Counted:
         return found
 
 
-ALL = {"profiles_on_inputs", "unit_times_s", "solve", "check_agreement"}
+ALL = {"profiles_on_inputs", "unit_times_s", "solve"}
 
 
 @pytest.mark.parametrize("updates", [False, True])
 def test_the_second_compile_reads_all(updates, tmp_path, monkeypatch):
-    """Nothing is run, solved or checked; graph, costs, result, plan and program are the same.
+    """Nothing is measured or solved; graph, costs, result, plan and program are the same.
 
     `False` runs all of it each time, and keeps nothing.
     """
@@ -114,17 +113,7 @@ def test_the_second_compile_reads_all(updates, tmp_path, monkeypatch):
     assert not (tmp_path / "unused").exists()
 
 
-def typed_in():
-    """Return a step whose loss is in no file, as in a notebook: nobody can tell it is the same."""
-    names = {"__name__": "typed in"}
-    exec("def loss(y, t): return (y - t).square().mean()", names)  # noqa: S102
-    return own()[0], names["loss"], own()[2]
-
-
 OTHERS = {
-    # The graph is the same, and what is measured; but the code may do more than the graph says.
-    "source": {"check_agreement"},
-    "in no file": {"check_agreement"},
     # The schedule is found anew; what was measured of the same operations is read.
     "ram": {"solve"},
     "recompute": {"solve"},
@@ -134,52 +123,26 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", rotating(OTHERS, ["source", "in no file", "code"]))
+@pytest.mark.parametrize("case", rotating(OTHERS, ["code", "ram"]))
 def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkeypatch):
-    """An option, the threads, our code, or that of the user; a plan is checked once."""
+    """An option, the threads, or our code."""
     first, _ = known
     options = {"ram": {"ram": "80%"}, "minimize": {"minimize": "energy"}}.get(case, {})
     if case == "recompute":
         options = {"recompute": False, "ram": "100%"}
-    if case == "source":
-        real = compile_cache._file_digest
-        monkeypatch.setattr(
-            compile_cache, "_file_digest", lambda n: f"{real(n)} {n == 'traced_models'}"
-        )
     if case == "code":
         monkeypatch.setattr(cache_module, "_own_code", lambda: "other")
-    if case == "in no file":
-        compiled(typed_in(), folder)
     counted, before = Counted(monkeypatch), torch.get_num_threads()
     torch.set_num_threads(before + (case == "threads"))
     try:
-        other = compiled(typed_in() if case == "in no file" else own(), folder, **options)
+        other = compiled(own(), folder, **options)
     finally:
         torch.set_num_threads(before)
     expected = set(OTHERS[case])
     if options:
-        expected |= set() if other.source == first.source else {"check_agreement"}
         alike = split_kernels(other.compiled.trace) == split_kernels(first.compiled.trace)
         expected |= set() if alike else {"unit_times_s"}
     assert counted.take() == expected
-
-
-def test_other_constants_are_checked_again(tmp_path, monkeypatch):
-    """A graph does not tell the values that it holds; its costs do not depend on them."""
-
-    def step(value):
-        model, loss_fn, inputs = own()
-        scaled = Through(
-            lambda parts, x: parts[0](x) * torch.tensor([value, value, value])[0], model
-        )
-        return scaled, loss_fn, inputs
-
-    compiled(step(1.5), tmp_path)
-    counted = Counted(monkeypatch)
-    compiled(step(2.5), tmp_path)
-    assert counted.take() == {"check_agreement"}
-    compiled(step(1.5), tmp_path)
-    assert counted.take() == set()
 
 
 def test_damaged_files_are_found_anew(known, folder):
@@ -247,7 +210,7 @@ def test_values_that_have_no_form_are_not_kept(tmp_path):
     joint = compile_cache.trace_of.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
-    known = compile_cache.KnownStep(preparation.Cache(tmp_path), joint, step[1])
+    known = compile_cache.KnownStep(preparation.Cache(tmp_path), joint)
     assert known._cache.folder is None
 
 

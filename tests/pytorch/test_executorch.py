@@ -252,7 +252,7 @@ REFUSED = {
     "adam": ({"optimizer": torch.optim.Adam},
         "optimizer: ExecuTorch's training runtime has SGD alone, got Adam"),
     "the wrong way": ({"optimizer": partial(torch.optim.SGD, maximize=True)},
-        "optimizer: ExecuTorch's SGD has no maximize"),
+        "optimizer: ExecuTorch's SGD has one group of parameters, and no maximize"),
     "not all": ({"optimizer": lambda parameters: torch.optim.SGD(list(parameters)[:1])},
         "optimizer: expected all parameters that require a gradient"),
     "another precision": (

@@ -9,13 +9,14 @@ import torch
 from kit.eager_steps import check_random_plans, differing, keep_all
 from kit.plans import random_program
 from kit.rotation import quick, rotating
+from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import Residual, Through, images, recurrent, rows
 from poetmodel.torch import trace
 from poetmodel.torch.capturing import replay as replaying
 from poetmodel.torch.capturing.replay import call, replay, sampled
 from poetmodel.torch.graph.operators import is_counted, kernel_of
 from poetmodel.torch.graph.profiles import OpProfiler
-from poetmodel.torch.graph.tensors import form_of, heap_peak_bytes, storage_peak_bytes
+from poetmodel.torch.graph.tensors import form_of, heap_peak_bytes
 from poetmodel.torch.runtime.runner import Runner
 
 nn = torch.nn

@@ -395,7 +395,7 @@ def two_steps():
     return killed_run.eager_states(2)
 
 
-WRITES = {"foreground": {}, "background": {"background_io": True}, "RAM": {"ram": "100%"}}
+WRITES = {"storage": {}, "RAM": {"ram": "100%"}}
 PARTS = 8
 """In how many parts the calls of a step are tried."""
 
@@ -403,7 +403,7 @@ PARTS = 8
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "part"),
-    rotating([(w, part) for w in WRITES for part in range(PARTS)], [("foreground", PARTS - 1)]),
+    rotating([(w, part) for w in WRITES for part in range(PARTS)], [("storage", PARTS - 1)]),
 )
 def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(where, part, tmp_path, two_steps):
     """Before the record is on the medium that of the step before, after it the new one."""

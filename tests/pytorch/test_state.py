@@ -362,7 +362,7 @@ def replaced(parts, x):
 def test_modules_that_the_first_pass_makes_are_named():
     """Their initial values move the random generator once; called before, the model compiles."""
     own = rows(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
-    with pytest.raises(pmt.CaptureError, match=r"\(the first is parts\.0\).*call the model once"):
+    with pytest.raises(pmt.CaptureError, match="makes modules, call the model once"):
         keep_all(*own)
     own[0](own[2][0])
     step = keep_all(*own)

@@ -17,13 +17,13 @@ from kit.optimizer_steps import ADAMW, OPTIMIZERS, Twins, in_order, runner
 from kit.pages import read_page
 from kit.patience import system_fault
 from kit.rotation import quick, rotating
+from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import STEPS, residual, rows
 from poetmodel.errors import BudgetError
 from poetmodel.graph import Phase
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule.relations import checkpoint_all
 from poetmodel.torch import CaptureError, PageError
-from poetmodel.torch.graph.tensors import storage_peak_bytes
 from poetmodel.torch.state.file import StateFile
 from poetmodel.torch.step.trace import least_bytes
 
@@ -216,7 +216,6 @@ WAYS = {
     "recomputing": {"ram": "80%"},
     "paging": {"ram": "60%", "recompute": False, "storage": "pages"},
     "both": {"ram": "55%", "storage": "pages"},
-    "background": {"ram": "60%", "recompute": False, "storage": "pages", "background_io": True},
 }
 
 
@@ -237,7 +236,7 @@ def test_steps_keep_the_budget_and_are_eagers(name, way, tmp_path, monkeypatch):
         assert certificate.heap_peak_bytes <= step.compiled.peak_bytes
         assert "(loss, parameters, optimizer state, buffers)" in certificate.summary()
         program = step.plan.program
-        assert ("paging" in way or way in ("both", "background")) == bool(certificate.written_bytes)
+        assert ("paging" in way or way == "both") == bool(certificate.written_bytes)
         nodes = len(step.compiled.scheduled.graph.nodes)
         recomputed = sum(op == "compute" for op, _ in program) - nodes
         assert step.report()["plan"]["recomputed"] == recomputed
@@ -400,21 +399,19 @@ def on_storage(step):
     return {graph.tensors[i].name for i in away}
 
 
-LONG = [(n, name, b) for n in NETWORKS for name in ("adamw", "nesterov", "amsgrad") for b in (0, 1)]
+LONG = [(n, name) for n in NETWORKS for name in ("adamw", "nesterov", "amsgrad")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("network", "optimizer", "background_io"), rotating(LONG, [("perceptron", "adamw", 1)])
-)
-def test_steps_below_the_size_of_state_are_eagers(network, optimizer, background_io, tmp_path):
+@pytest.mark.parametrize(("network", "optimizer"), rotating(LONG, [("perceptron", "adamw")]))
+def test_steps_below_the_size_of_state_are_eagers(network, optimizer, tmp_path):
     """With a budget below parameters and moments 60 steps are eager's, and memory is within it.
 
     Batches and rates are others in each.
     """
     twins = twins_of(network, optimizer, clip=None if optimizer == "adamw" else 0.5)
     ram = NETWORKS[network][1] if optimizer == "adamw" else "75%"
-    with twins.compiled(storage=tmp_path, ram=ram, background_io=bool(background_io)) as step:
+    with twins.compiled(storage=tmp_path, ram=ram) as step:
         if optimizer == "adamw":
             assert on_storage(step)
             assert step.budget_bytes < step.compiled.trace.graph.state_bytes
@@ -583,22 +580,16 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("name", "after", "background_io"),
-    quick(
-        [(name, k, b) for name, k in (("read", 5), ("write", 5), ("commit", 0)) for b in (0, 1)],
-        [("write", 5, 1)],
-    ),
+    ("name", "after"), quick([("read", 5), ("write", 5), ("commit", 0)], [("write", 5)])
 )
-def test_a_step_that_fails_leaves_the_state_of_before(
-    name, after, background_io, tmp_path, monkeypatch
-):
+def test_a_step_that_fails_leaves_the_state_of_before(name, after, tmp_path, monkeypatch):
     """Wherever a transfer of state fails, parameters, moments, buffers and generator are as before.
 
     In the first step too, which makes the moments.
     """
     twins = twins_of("convolutions")
     broken = Broken(monkeypatch, name)
-    with twins.compiled(storage=tmp_path, ram="58%", background_io=background_io) as step:
+    with twins.compiled(storage=tmp_path, ram="58%") as step:
         for _ in range(2):
             for count in {0, after}:
                 random = torch.get_rng_state()

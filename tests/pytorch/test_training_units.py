@@ -7,6 +7,7 @@ import torch
 
 from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped
 from kit.rotation import quick
+from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import (
     STEPS,
     Through,
@@ -21,7 +22,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.graph import Phase
 from poetmodel.torch import CaptureError, measure, trace
 from poetmodel.torch.capturing.replay import call
-from poetmodel.torch.graph.tensors import storage_key, storage_peak_bytes
+from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.in_place import kernel_in_place
 
 nn = torch.nn

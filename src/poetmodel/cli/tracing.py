@@ -43,11 +43,6 @@ class CostingOptions:
         "--device NAME|FILE",
         "Do not measure: estimate the costs on this device from FLOP and bytes.",
     )
-    power_from: str | None = _measuring(
-        None,
-        "--power-from NAME|FILE",
-        "A device whose power figures turn measured times into energies. Default: a nominal 1 W.",
-    )
     folder: Path = _measuring(
         Path(), "--folder FOLDER", "Folder for pages; page times are measured there."
     )
@@ -63,12 +58,6 @@ class CostingOptions:
         "Compute threads. Default: as PyTorch is set.",
         parser=options.whole_number(),
     )
-
-    def check(self) -> None:
-        """Raise if costs would be both estimated and measured, or a device cannot be read."""
-        if self.device is not None and self.power_from is not None:
-            raise InputError("--device and --power-from cannot be combined")
-        read_device(self.power_from)
 
     def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Trace what ``module:function`` returns, or an ONNX file; output goes to stderr."""
@@ -89,13 +78,7 @@ class CostingOptions:
         from poetmodel.torch.runtime.profiling import measure
 
         with redirect_stdout(sys.stderr):
-            profile = measure(
-                trace,
-                folder=self.folder,
-                repeats=self.repeats,
-                threads=self.threads,
-                power_from=read_device(self.power_from),
-            )
+            profile = measure(trace, folder=self.folder, repeats=self.repeats, threads=self.threads)
         return profile.costs, profile.notes
 
 
@@ -163,15 +146,13 @@ def trace(
     output: options.OutputOptions,
 ) -> None:
     """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
-    costing.check()
     read_device(costing.device)
     out, profile_out = wanted.out, wanted.profile_out
     if out is not None and out.suffix != ".json":
         raise InputError(f"--out {out}: expected a name that ends in .graph.json")
     if out is not None and profile_out is None:
         profile_out = _beside(out)
-    inputs = (costing.device, costing.power_from)
-    check_outputs(("--out", out), ("--profile-out", profile_out), inputs=inputs)
+    check_outputs(("--out", out), ("--profile-out", profile_out), inputs=(costing.device,))
     with live_line(wanted=not output.json, doing="capturing"):
         traced = costing.trace(wanted.target, onnx.step(), wanted.optimizer)
     if out is not None:
@@ -280,10 +261,6 @@ class EmulationOptions:
         from poetmodel.export.exporting import DEVICE, in_tiles
         from poetmodel.export.measuring import emulated_profile
 
-        if costing.power_from is not None:
-            raise InputError(
-                "--power-from is for times of this host; with --target qemu, --device has the power"
-            )
         step = in_tiles(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), tile)
         profile = emulated_profile(
             step,
@@ -331,7 +308,6 @@ def profile(
     output: options.OutputOptions,
 ) -> None:
     """Measure a training step, on this host or an emulated board: times and energies."""
-    costing.check()
     emulating.check()
     what, out = wanted.what, wanted.out
     from poetmodel.torch.target import is_captured
@@ -345,7 +321,7 @@ def profile(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
         )
-    check_outputs(("--out", out), inputs=(what, costing.device, costing.power_from))
+    check_outputs(("--out", out), inputs=(what, costing.device))
     if emulated:
         with live_line(wanted=not output.json, doing="building and running"):
             graph, costs, notes = emulating.measured(what, said, costing, tile)

@@ -193,7 +193,6 @@ _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None
         format_bytes,
         ("certificate.heap_peak_bytes", "plan.peak_bytes", "certificate.eager_heap_peak_bytes"),
     ),
-    ("of which tensors", format_bytes, ("certificate.storage_peak_bytes", None, None)),
     ("paged out", format_bytes, ("certificate.written_bytes", "plan.written_bytes", None)),
     ("paged in", format_bytes, ("certificate.read_bytes", "plan.read_bytes", None)),
     (

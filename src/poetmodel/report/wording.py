@@ -180,9 +180,6 @@ def _speed(step: Facts) -> Words:
         plan += f" on {device}, not on the host where the step ran"
     if certificate is None:
         return "Not measured", plan, "warn"
-    if planned and certificate.get("reasons"):
-        ratio = certificate["time_s"] / planned
-        plan += f"; measured is {ratio:.2f} times planned, for reasons that are listed"
     eager = format_seconds(certificate["eager_time_s"])
     count = certificate.get("threads")
     threads = f", {plural(count, 'thread')}" if count else ""

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakKeyDictionary
 
 import torch
 
 from poetmodel.clock import rare_collections
-from poetmodel.device import Costs, Device
+from poetmodel.device import Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import ALONE
 from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
-from poetmodel.torch.errors import CaptureError, enough_memory
+from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.certificate import certify
-from poetmodel.torch.runtime.profiling import Profile
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -45,18 +43,15 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     paging: bool | None = None,
     recompute: bool = True,
     device: str | Device | None = None,
-    profile: Profile | Costs | None = None,
     minimize: str | None = None,
     deadline: str | float | None = None,
     time_limit: float = 60.0,
     gap: float = 0.01,
-    background_io: bool = False,
     rollback: bool = True,
     dynamic: str = "error",
     accumulate: int = 1,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
-    refine: bool = False,
     cache: str | Path | bool = True,
 ) -> Step:
     """Compile a training step that keeps a RAM budget and computes what PyTorch would.
@@ -70,9 +65,10 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         ``model(*inputs)``, or the ``loss`` that this has, or the first of several. A mapping alone
         in a tuple, whose keys are parameters of ``forward``, is given by name: ``model(**batch)``.
     inputs : sequence or mapping
-        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them. A
-        mapping has the inputs by name: the model gets them as ``model(**batch)``, and a step
-        returns what this returns, detached. Then there is no `loss_fn`.
+        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them,
+        which the model gets as dicts. A mapping has the inputs by name: the model gets them as
+        ``model(**batch)``, and a step returns what this returns, detached. Then there is no
+        `loss_fn`.
     ram : str or int
         The budget for tensors and workspaces, without parameters and gradients unless there is an
         `optimizer`: bytes, a size such as ``20MiB``, or a percentage of the peak when everything is
@@ -86,8 +82,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Whether tensors may be recomputed.
     device : str or Device, optional
         Estimate costs for this device in place of measuring them here.
-    profile : Profile or Costs, optional
-        Costs of the traced step, such as `measure` returns, in place of measuring them here.
     minimize : {'energy', 'time', 'ram', 'writes'}, optional
         What the schedule is best in. Default: time where costs are those of this host, energy where
         they are those of a device.
@@ -97,8 +91,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Most time for the solver [s].
     gap : float
         Gap of the overhead at which the solver stops.
-    background_io : bool
-        Whether a thread moves pages while the calling thread computes.
     rollback : bool
         Whether a step that fails in the middle leaves existing gradients alone. While gradients
         accumulate over several steps that page, this holds a second set of gradients. With an
@@ -118,9 +110,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
-    refine : bool
-        Whether to begin with the best schedule found within a few seconds. A process of its own
-        goes on until `gap` or `time_limit`, and steps run each better schedule as it comes.
     cache : str, Path or bool
         Folder for what compiling finds out, which the next compile of the step begins with. By
         default that of the variable ``POETMODEL_CACHE`` (empty for none), else
@@ -146,12 +135,6 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     given = locals().copy()
     options = CompileOptions(**{field.name: given[field.name] for field in fields(CompileOptions)})
     return Step(model, loss_fn, inputs, options)
-
-
-_LOG: Final = logging.getLogger(__name__)
-
-_MANY: Final = 8
-"""After so many compiles of one step, and twice as many, and so on, the log says what differs."""
 
 
 class Step:
@@ -212,7 +195,6 @@ class Step:
             optimizer that holds with `storage` and `rollback`; else parameters may be updated.
         """
         compiled, flat = self.select(*inputs, **named)
-        compiled.improve()
         return compiled.runner(flat)
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
@@ -232,27 +214,8 @@ class Step:
             refuse(name, input_faults(given))
             reason = "; ".join(self._current.guards.differences(flat))
             raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
-        self._tell_of_many(given)
         self._current = self._compile(given)
         return self._current, self._current.trace.joint.flat_inputs(given)
-
-    def _tell_of_many(self, given: Inputs) -> None:
-        """Log what differs, where a step is compiled again and again."""
-        if len(self._compiled) % _MANY:
-            return
-        try:
-            flat = self._current.trace.joint.flat_inputs(given)
-            reason = "; ".join(self._current.guards.differences(flat))
-        except CaptureError as error:
-            reason = str(error)
-        name = self._current.trace.joint.name
-        _LOG.warning(
-            "%s: compiled for %d kinds of steps, and now for another one: %s; bring batches to few "
-            "lengths, and compute outside of the step what differs in each",
-            name,
-            len(self._compiled),
-            reason,
-        )
 
     def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
         """Return the inputs of a call in the way in which the step was compiled."""
@@ -263,13 +226,9 @@ class Step:
             batch = named if not inputs else inputs[0]
             if len(inputs) <= 1 and isinstance(batch, Mapping):
                 return batch
+        expected = "inputs by name, as the step was compiled with: step(**batch)"
         if joint.output is None:
-            expected = (
-                "inputs without names, in the order that the step was compiled with, as in "
-                "step(x, y); a batch that is a mapping is one input, as in step(batch)"
-            )
-        else:
-            expected = "inputs by name, as the step was compiled with: step(**batch)"
+            expected = "inputs without names, in their order, as in step(x, y) or step(batch)"
         got = listed(named) or f"{len(inputs)} without names"
         raise CaptureError(f"{joint.name}: expected {expected}; got {got}")
 
@@ -277,11 +236,6 @@ class Step:
     def compiled(self) -> Compiled:
         """Program that ran last, or is to run first."""
         return self._current
-
-    @property
-    def refining(self) -> bool:
-        """Whether a process still looks for a better schedule (``refine``)."""
-        return any(c.refinement is not None and c.refinement.runs for c in self._compiled)
 
     @property
     def result(self) -> SolveResult:
@@ -330,7 +284,6 @@ class Step:
         joint = self._current.trace.joint
         given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
-        compiled.improve()
         certificate = self._certificates[compiled.runner] = certify(compiled, flat)
         return certificate
 
@@ -366,7 +319,7 @@ class Step:
         return report
 
     def close(self) -> None:
-        """Remove the page files, and stop refining. The step cannot be run any more if it pages."""
+        """Remove the page files. The step cannot be run any more if it pages."""
         for compiled in self._compiled:
             compiled.close()
 
@@ -384,8 +337,7 @@ class Step:
 
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        name = type(self._model).__name__
-        with ALONE, enough_memory(name), rare_collections(), stages_shown() as tell:
+        with ALONE, rare_collections(), stages_shown() as tell:
             compiled = Compiled(
                 self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
             )
@@ -462,14 +414,10 @@ def _as_call(compiled: Compiled, options: CompileOptions) -> str:
     words = ["model", "None", "batch"] if by_name else ["model", "loss_fn", "inputs"]
     for field in fields(options):
         value = getattr(options, field.name)
-        if value == parameters[field.name].default:
-            continue
-        if isinstance(value, Profile | Costs):
-            words.append(f"{field.name}={field.name}")
-        elif isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, Device):
+            value = value.key or value.name
+        if field.name == "optimizer" and value is not None:
             words.append("optimizer=optimizer")
-        elif isinstance(value, Device):
-            words.append(f"{field.name}={(value.key or value.name)!r}")
-        else:
+        elif value != parameters[field.name].default:
             words.append(f"{field.name}={(str(value) if isinstance(value, Path) else value)!r}")
     return f"poetmodel.torch.compile({', '.join(words)})"

@@ -1,18 +1,13 @@
 """Results of earlier compiles of a step, by all that it depends on.
 
-Four kinds of things are kept: what operations make with their workspaces, and their costs, for a
-graph on a host; the schedule of a problem, which is verified again; and that a plan computes what
-eager PyTorch does, for the source files that the model comes from.
+Three kinds of things are kept: what operations make with their workspaces, and their costs, for a
+graph on a host; and the schedule of a problem, which is verified again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,15 +30,12 @@ from poetmodel.torch.cache import (
     tensor_form,
     value_form,
 )
-from poetmodel.torch.capturing.joint_graph import InputKind
-from poetmodel.torch.graph.operators import is_foreign
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, split_kernels
+from poetmodel.torch.runtime.convolutions import split_kernels
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
-    Power,
     Profile,
     TransferTime,
     profile_of,
@@ -61,8 +53,8 @@ _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
 """Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
 
 
-def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
-    """Whether solving on, or anew in so much time, would find nothing else."""
+def is_settled(result: SolveResult, *, within_s: float) -> bool:
+    """Whether solving anew, in so much time, would find nothing else."""
     if result.termination == Termination.TIME_LIMIT:
         return (result.time_limit_s or 0.0) >= within_s
     return result.termination != Termination.INTERRUPTED
@@ -128,12 +120,9 @@ class Schedules:
 class KnownStep(Schedules):
     """A captured step, and what a cache has of it and shall have."""
 
-    def __init__(
-        self, cache: Cache, joint: Joint, loss_fn: Callable[..., torch.Tensor] | None
-    ) -> None:
+    def __init__(self, cache: Cache, joint: Joint) -> None:
         super().__init__(cache)
         self._joint = joint
-        self._loss_fn = loss_fn
         self._key: str | None = None
         if cache.folder is not None:
             with suppress(UnknownError):
@@ -154,18 +143,6 @@ class KnownStep(Schedules):
         self._cache.write("step", key, plain)
         return trace_of(joint, parts)
 
-    def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
-        """Return the step with large convolutions in parts, and how many these are."""
-        key = digest(self._key, budget_bytes)
-        content = self._cache.read("parts", key)
-        with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
-            if content is not None:
-                known = [SplitOp.from_dict(fields) for fields in content]
-                return in_parts(trace, known), len(known)
-        chosen = divided_units(trace, budget_bytes=budget_bytes)
-        self._cache.write("parts", key, [divided.to_dict() for divided in chosen])
-        return in_parts(trace, chosen), len(chosen)
-
     # -- costs ---------------------------------------------------------------------------------
 
     def profile(
@@ -181,7 +158,6 @@ class KnownStep(Schedules):
                     trace,
                     times_s=content["times_s"],
                     paging=_paging(content["paging"]),
-                    power=Power(**content["power"]),
                     steps_s=content["steps_s"],
                     threads=content["threads"],
                     origin=MEASURED_BEFORE,
@@ -192,54 +168,11 @@ class KnownStep(Schedules):
         content = {
             "times_s": times_s,
             "paging": None if profile.paging is None else asdict(profile.paging),
-            "power": asdict(profile.power),
             "steps_s": profile.steps_s,
             "threads": profile.threads,
         }
         self._cache.write("costs", key, content)
         return profile
-
-    # -- agreement with eager ------------------------------------------------------------------
-
-    def is_checked(self, program: str) -> bool:
-        """Whether a program of the step was found to compute what eager PyTorch does."""
-        key = self._checked_key(program)
-        return key is not None and self._cache.read("checked", key) == {"equal": True}
-
-    def keep_checked(self, program: str) -> None:
-        """Keep that a program computes what eager PyTorch does."""
-        key = self._checked_key(program)
-        if key is not None:
-            self._cache.write("checked", key, {"equal": True})
-
-    def _checked_key(self, program: str) -> str | None:
-        if self._cache.folder is None or self._origin is None:
-            return None
-        return digest(self._key, self._origin, program)
-
-    @cached_property
-    def _origin(self) -> str | None:
-        """Origins of a step beside its graph: source files, constants, settings.
-
-        None where that is not all: a class that is in no file, an operator of one's own.
-        """
-        joint = self._joint
-        owners: set[Any] = {kind for m in joint.module.modules() for kind in type(m).__mro__}
-        owners |= {kind for kind in type(self._loss_fn).__mro__ if self._loss_fn is not None}
-        if hasattr(self._loss_fn, "__module__"):
-            owners.add(self._loss_fn)
-        names = {owner.__module__ for owner in owners} - set(sys.builtin_module_names)
-        files = {_file_digest(name) for name in names}
-        own = (n for n in joint.graph_module.graph.nodes if n.op == "call_function")
-        if None in files or any(is_foreign(node.target) for node in own):
-            return None
-        constants = hashlib.sha256()
-        for argument in joint.of(InputKind.CONSTANT_TENSOR):
-            value = joint.value(argument).detach().contiguous()
-            constants.update(value.view(-1).view(torch.uint8).numpy().tobytes())
-        return digest(
-            sorted(filter(None, files)), constants.hexdigest(), joint.name, joint.accumulate
-        )
 
 
 def _rank(result: SolveResult) -> tuple[float, float]:
@@ -288,15 +221,3 @@ def _graph_form(joint: Joint) -> list[Any]:
     results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
     clip = value_form(joint.clip_grad_norm, positions)
     return [operations_form(joint.graph_module.graph), shapes, arguments, results, clip]
-
-
-def _file_digest(name: str) -> str | None:
-    """Return an identifier of a module's source: version or content; None if it has neither."""
-    if name.partition(".")[0] == "torch":
-        return str(torch.__version__)
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if not file:
-        return None
-    with suppress(OSError):
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return None

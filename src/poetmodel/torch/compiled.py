@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from contextlib import contextmanager
@@ -11,27 +10,25 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, CostError, InputError, shown
+from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.planner import checked_plan
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
-from poetmodel.solver.background import BackgroundSolve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
-from poetmodel.torch.runtime.convolutions import split_kernels
+from poetmodel.torch.runtime.convolutions import divided_units, in_parts
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
-from poetmodel.torch.step.joining import joined
 from poetmodel.torch.step.trace import (
     Trace,
     captured_step,
@@ -54,11 +51,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.state.store import StateStore
 
-FIRST_S: Final = 3.0
-"""Time to solve before the first step where the schedule is refined beside training [s]."""
-
-_LOG: Final = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
@@ -69,24 +61,20 @@ class CompileOptions:
     paging: bool | None
     recompute: bool
     device: str | Device | None
-    profile: Profile | Costs | None
     minimize: str | None
     deadline: str | float | None
     time_limit: float
     gap: float
-    background_io: bool
     rollback: bool
     dynamic: str
     accumulate: int
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     clip_grad_norm: float | None
-    refine: bool
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
         faults = []
         storage: Any = self.storage
-        profile: Any = self.profile
         if self.dynamic not in ("error", "retrace"):
             faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
         if not isinstance(storage, str | Path | None) or storage == "":
@@ -97,13 +85,9 @@ class CompileOptions:
             faults.append(f"accumulate: expected 1 or more steps, got {shown(self.accumulate)}")
         elif self.accumulate > 1 and self.optimizer is not None:
             faults.append("accumulate: a step with an optimizer updates at once; leave one out")
-        if not isinstance(profile, Profile | Costs | None):
-            faults.append(f"profile: expected what `measure` returns, got {shown(profile)}")
         cache: Any = self.cache
         if not isinstance(cache, str | Path | bool) or cache == "":
             faults.append(f"cache: expected a folder, True or False, got {shown(cache)}")
-        if self.device is not None and profile is not None:
-            faults.append("give a device or a profile, not both")
         if faults:
             raise InputError(faults)
 
@@ -132,8 +116,6 @@ class Compiled:
     ) -> None:
         begin = perf_counter()
         tell("capturing the step")
-        self.refinement: BackgroundSolve | None = None
-        """Search that improves the schedule beside training."""
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
@@ -145,7 +127,7 @@ class Compiled:
             clip_grad_norm=options.clip_grad_norm,
         )
         joint = replace(joint, accumulate=options.accumulate)
-        self.known = KnownStep(Cache.of(options.cache), joint, loss_fn)
+        self.known = KnownStep(Cache.of(options.cache), joint)
         """Results of earlier compiles of the step."""
         self.trace = self.known.trace()
         self.guards = Guards(joint)
@@ -155,7 +137,8 @@ class Compiled:
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
-        self.trace, divided = self.known.in_parts(self.trace, budget_bytes=self.budget_bytes)
+        divided = divided_units(self.trace, budget_bytes=self.budget_bytes)
+        self.trace = in_parts(self.trace, divided)
         self.scheduled = scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, homes=options.pages
         )
@@ -165,17 +148,11 @@ class Compiled:
         costs, self.profile, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
         if divided:
-            self.notes = (*self.notes, f"{divided} operations run in parts, with the same bits")
+            told = f"{len(divided)} operations run in parts, with the same bits"
+            self.notes = (*self.notes, told)
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = scheduled_costs(costs, self.scheduled.graph)
-        if options.recompute and self.budget_bytes < self.keep_all_bytes:
-            self.scheduled, self.costs = joined(
-                self.scheduled,
-                self.costs,
-                results={i for output in self.trace.parts.outputs for i in output.reads.storages},
-                budget_bytes=self.budget_bytes - self.scheduled.reserved_bytes,
-            )
         self.options = options
         self.homes: StateStore | None = None if first is None else first.homes
         """The state file, of all forms; None while no plan has state on storage."""
@@ -186,9 +163,7 @@ class Compiled:
         self.runner = self._runner(self.plan)
         tell("comparing with eager PyTorch")
         try:
-            program = f"{self.runner.program.source}\n{split_kernels(self.trace)}"
-            if not self.known.is_checked(program) and check_agreement(self.trace, self.runner):
-                self.known.keep_checked(program)
+            check_agreement(self.trace, self.runner)
         except BaseException:
             self.close()
             raise
@@ -226,43 +201,28 @@ class Compiled:
         minimize = options.minimize
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
-        counts = DeadlineCounts.OVERLAP if options.background_io else DeadlineCounts.SERIAL
         return Problem.of(
             scheduled.graph,
             costs,
             options,
             ram=usable,
-            deadline_counts=counts,
             paging=options.pages,
             minimize=minimize,
         )
 
     def _solved(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
-        """Solve; to be refined, for a few seconds unless nothing is found in them."""
-        problem, options, begin = self._problem(), self.options, perf_counter()
-        first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
-        known = self.known.result(problem, gap=options.gap)
-        if known is not None and (options.refine or is_settled(known, within_s=first_s)):
-            result = known
-        else:
-            result = _solve(
+        """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
+        problem, options = self._problem(), self.options
+        result = known = self.known.result(problem, gap=options.gap)
+        if result is None or not is_settled(result, within_s=options.time_limit):
+            result = solve(
                 problem,
-                time_limit=first_s,
+                threads=torch.get_num_threads(),
+                time_limit=options.time_limit,
                 gap=options.gap,
                 start=None if known is None else known.schedule,
                 on_progress=on_progress,
             )
-        left_s = options.time_limit - (perf_counter() - begin)
-        if options.refine and left_s > 0 and not is_settled(result):
-            if result.schedule is None:
-                result = _solve(
-                    problem, time_limit=left_s, gap=options.gap, on_progress=on_progress
-                )
-            else:
-                self.refinement = BackgroundSolve(
-                    problem, start=result.schedule, time_limit=left_s, gap=options.gap
-                )
-        if result is not known:
             self.known.keep(result)
         if result.schedule is None:
             if self.budget_bytes < floor_bytes(self.scheduled):
@@ -280,8 +240,8 @@ class Compiled:
         """Make the plan of a result, and check it."""
         graph, costs = self.scheduled.graph, self.costs
         usable = self.budget_bytes - self.scheduled.reserved_bytes
-        mode = StorageMode.DMA if self.options.background_io else StorageMode.BLOCKING
         schedule = _settled(graph, result.require_schedule())
+        mode = StorageMode.BLOCKING
         return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
 
     def _runner(self, plan: Plan) -> Runner:
@@ -290,7 +250,7 @@ class Compiled:
             self.trace,
             plan,
             self.scheduled.numbers,
-            program=self.scheduled.expanded(plan.program),
+            program=self.scheduled.in_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,
@@ -298,28 +258,8 @@ class Compiled:
         self.homes = runner.homes
         return runner
 
-    def improve(self) -> None:
-        """Run what was found meanwhile from now on, if it is better."""
-        refined = None if self.refinement is None else self.refinement.take()
-        if refined is None or refined.schedule is None:
-            return
-        refined = replace(refined, time_limit_s=self.options.time_limit)
-        values = [result.objective_value or 0.0 for result in (refined, self.result)]
-        if values[0] < values[1]:
-            plan, check = self._planned(refined)
-            runner, before = self._runner(plan), self.runner
-            self.plan, self.check, self.runner = plan, check, runner
-            before.close()
-            _LOG.info("%s: %s", self.trace.graph.name, refined)
-            self.result = refined
-        elif refined.schedule == self.result.schedule:  # what is proved of it is news
-            self.result = refined
-        self.known.keep(refined)
-
     def close(self) -> None:
-        """End what improves the schedule, bring state to RAM, and remove the files."""
-        if self.refinement is not None:
-            self.refinement.close()
+        """Bring state to RAM, and remove the files."""
         self.runner.close()
         if self.homes is not None:
             self.homes.close()
@@ -338,11 +278,6 @@ class Compiled:
             f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
             f"least ram={share(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
-
-
-def _solve(problem: Problem, **options: Any) -> SolveResult:
-    """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
-    return solve(problem, threads=torch.get_num_threads(), **options)
 
 
 def _settled(graph: Graph, schedule: Schedule) -> Schedule:
@@ -380,16 +315,6 @@ def _costs(
     traced: Trace, options: CompileOptions, known: KnownStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
     """Return the costs of the traced step, its measurement if there was one, and notes on it."""
-    given = options.profile
-    if given is not None:
-        costs = given.costs if isinstance(given, Profile) else given
-        try:
-            costs.table(traced.graph)
-        except CostError as error:
-            raise InputError(f"profile: its costs are those of another step: {error}") from None
-        if isinstance(given, Profile):
-            return costs, given, given.notes
-        return costs, None, (f"costs: {costs.source or 'as given'}",)
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):

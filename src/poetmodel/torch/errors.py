@@ -1,11 +1,13 @@
-"""Exceptions of the PyTorch front end."""
+"""Exceptions of the PyTorch front end, and what others say."""
 
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import sys
 import traceback
+import warnings
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -126,14 +128,15 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def enough_memory(subject: str) -> Iterator[None]:
-    """Turn what PyTorch raises where memory runs out into a `CaptureError`; nothing else."""
+def quiet() -> Iterator[None]:
+    """Keep what other libraries warn and log about their own code to themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
-            raise
-        raise CaptureError(f"{subject}: there is not enough memory; {_MEMORY_ADVICE}") from error
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 _MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
@@ -159,9 +162,7 @@ def _reason(error: BaseException, where: str) -> str:
     """Return the part that cannot be captured, its place, and a remedy."""
     kinds = {kind.__name__ for link in chain(error) for kind in type(link).__mro__}
     operators = (getattr(link, "func", None) for link in chain(error))
-    operation = next(
-        (str(operator) for operator in operators if operator is not None), "an operation"
-    )
+    operation = next(filter(None, operators), "an operation")
     text = " ".join(str(error).split())
     if isinstance(error, ForbiddenError):
         return str(error).format(where=where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,42 +89,15 @@ def export(
     several = accumulate if accumulate > 1 else None
     shown = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": several}
     shown = {key: value for key, value in shown.items() if value is not None}
-    options.setdefault("command", _command(model, optimizer, shown | options, folder))
+    options.setdefault("command", _command(optimizer, shown | options, folder))
     return export_step(step, Path(folder), **options)
 
 
 def _command(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    options: dict[str, Any],
-    folder: str | Path,
+    optimizer: torch.optim.Optimizer | None, options: dict[str, Any], folder: str | Path
 ) -> str:
-    """Return Python that exports again, where the model, its loss and its inputs are there."""
-    words = {key: " ".join(repr(value).split()) for key, value in options.items()}
-    first = "import poetmodel.torch as pmt\n"
-    if optimizer is not None:
-        first = f"import torch\n{first}"
-        words = {"optimizer": _constructor(optimizer, model), **words}
-    given = "".join(f", {key}={word}" for key, word in words.items())
-    return f"{first}\npmt.export(model, loss_fn, inputs, folder={str(folder)!r}{given})"
-
-
-def _constructor(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str:
-    """Return the call that makes an optimizer: only what is not the default; else its name."""
-    kind = type(optimizer)
-    ours = {id(parameter) for parameter in model.parameters()}
-    groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
-    if (
-        kind.__module__.split(".")[0] != "torch"
-        or len(groups) != 1
-        or {id(parameter) for parameter in groups[0]["params"]} != ours
-    ):
-        return "optimizer"
-    defaults = inspect.signature(kind).parameters
-    chosen = {
-        name: value
-        for name, value in groups[0].items()
-        if name != "params" and name in defaults and value != defaults[name].default
-    }
-    given = "".join(f", {name}={value!r}" for name, value in chosen.items())
-    return f"torch.optim.{kind.__name__}(model.parameters(){given})"
+    """Return Python that exports again, where model, loss, inputs and optimizer are there."""
+    given = "" if optimizer is None else ", optimizer=optimizer"
+    given += "".join(f", {key}={' '.join(repr(x).split())}" for key, x in options.items())
+    call = f"pmt.export(model, loss_fn, inputs, folder={str(folder)!r}{given})"
+    return f"import poetmodel.torch as pmt\n\n{call}"

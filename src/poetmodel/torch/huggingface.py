@@ -10,7 +10,7 @@ import transformers
 
 from poetmodel.errors import InputError
 from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.wrapping import OPTIONS, Refusing, frozen, with_loss
+from poetmodel.torch.wrapping import OPTIONS, frozen, with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,12 +119,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         def backward(loss: torch.Tensor, **_: Any) -> None:
             losses.append(loss)
 
-        name = type(model).__name__
-        errors = {
-            key: frozen(name, "compute_loss", f"state.{key}") for key in ("epoch", "global_step")
-        }
+        method = f"{type(model).__name__}: compute_loss"
         with (
-            patch.object(self, "state", Refusing(self.state, errors)),
+            frozen(self.state, "epoch", "global_step", method=method),
             patch.object(self.accelerator, "backward", backward),
             patch.object(self, "current_gradient_accumulation_steps", accumulated),
         ):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from inspect import signature
 from typing import TYPE_CHECKING, Any
-from unittest.mock import PropertyMock, patch
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -178,10 +178,9 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 )
             logged.append(entry)
 
-        with ExitStack() as stack:
-            stack.enter_context(patch.object(module, "_trainer", trainer))
-            stack.enter_context(patch.object(module, "log", log))
-            for key in ("current_epoch", "global_step"):
-                refused = PropertyMock(side_effect=frozen(name, "training_step", key))
-                stack.enter_context(patch.object(type(trainer), key, refused))
+        with (
+            patch.object(module, "_trainer", trainer),
+            patch.object(module, "log", log),
+            frozen(trainer, "current_epoch", "global_step", method=f"{name}: training_step"),
+        ):
             yield logged

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import PropertyMock, patch
 
 import torch
 
@@ -11,7 +13,7 @@ from poetmodel.torch.compiled import CompileOptions
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
 OPTIONS: Final = frozenset(field.name for field in fields(CompileOptions)) - {
     "accumulate", "clip_grad_norm", "optimizer"
@@ -19,25 +21,18 @@ OPTIONS: Final = frozenset(field.name for field in fields(CompileOptions)) - {
 """Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""
 
 
-def frozen(name: str, method: str, key: str) -> CaptureError:
-    """Return the error for a counter that Python code reads, and that no step would read again."""
-    return CaptureError(
-        f"{name}: {method} reads {key}, which would stay as it is in each step; keep it in a "
-        "buffer of the model that is set between steps"
-    )
-
-
-class Refusing:
-    """Stands for an object some of whose attributes raise an error."""
-
-    def __init__(self, wrapped: Any, errors: Mapping[str, Exception]) -> None:
-        self._wrapped = wrapped
-        self._errors = errors
-
-    def __getattr__(self, key: str) -> Any:
-        if key in self._errors:
-            raise self._errors[key]
-        return getattr(self._wrapped, key)
+@contextmanager
+def frozen(owner: object, *keys: str, method: str) -> Iterator[None]:
+    """Raise `CaptureError` where a method reads counters, which no step would read again."""
+    with ExitStack() as stack:
+        for key in keys:
+            error = CaptureError(
+                f"{method} reads {key}, which would stay as it is in each step; keep it in a "
+                "buffer of the model that is set between steps"
+            )
+            refused = PropertyMock(side_effect=error)
+            stack.enter_context(patch.object(type(owner), key, refused))
+        yield
 
 
 def with_loss(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from poetmodel.errors import listed, shown
-from poetmodel.torch.errors import RAISED, CaptureError
+from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,59 +24,34 @@ if TYPE_CHECKING:
     Leaves = list[tuple[str, torch.Tensor]]
 
 
-class _Box:
-    """A mapping of any type on its way to being flat; two are equal if they have the same keys."""
-
-    def __init__(self, mapping: Mapping[Any, Any]) -> None:
-        self.mapping = mapping
-        self.keys = tuple(sorted(mapping, key=lambda key: (type(key).__name__, repr(key))))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Box) and self.keys == other.keys
-
-    def __hash__(self) -> int:
-        return hash(self.keys)
-
-    def flat(self) -> tuple[list[Any], _Box]:
-        """Return the values in the order of the keys, and what is needed to refill the mapping."""
-        return [_boxed(self.mapping[key]) for key in self.keys], self
-
-    def refilled(self, values: Iterable[Any]) -> Any:
-        """Return a mapping of the same type with other values, in the order of the keys."""
-        value_of = dict(zip(self.keys, values, strict=True))
-        return refilled(self.mapping, {key: value_of[key] for key in self.mapping})
-
-
-_pytree.register_pytree_node(
-    _Box,
-    _Box.flat,
-    lambda values, box: box.refilled(values),
-    serialized_type_name="poetmodel.torch.inputs.Box",
-)
-
-
-def _boxed(inputs: Any) -> Any:
-    """Return inputs with boxes in place of mappings."""
+def _plain(inputs: Any) -> Any:
+    """Return inputs with dicts in place of mappings of any type."""
     return _pytree.tree_map(
-        lambda value: _Box(value) if isinstance(value, Mapping) else value,
+        lambda value: (
+            {key: _plain(item) for key, item in value.items()}
+            if isinstance(value, Mapping)
+            else value
+        ),
         inputs,
         is_leaf=lambda value: isinstance(value, Mapping),
     )
 
 
 def positional(inputs: Inputs) -> tuple[Any, ...]:
-    """Return inputs in their order: a batch of named ones is the only one."""
-    return (dict(inputs),) if isinstance(inputs, Mapping) else tuple(inputs)
+    """Return inputs in their order: a batch of named ones, by their names, is the only one."""
+    if isinstance(inputs, Mapping):
+        return (dict(sorted(inputs.items(), key=lambda item: str(item[0]))),)
+    return tuple(inputs)
 
 
 def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
-    """Return inputs flat, and their form; mappings of any type by their keys, sorted."""
-    flat, form = _pytree.tree_flatten(_boxed(positional(inputs)))
+    """Return inputs flat, and their form; mappings of any type are dicts."""
+    flat, form = _pytree.tree_flatten(_plain(positional(inputs)))
     return flat, form
 
 
 def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
-    """Return inputs of the types that they were flattened from."""
+    """Return inputs that were flattened."""
     inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), form)
     return inputs
 
@@ -109,42 +84,6 @@ def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
         for path, position in _pytree.tree_leaves_with_path(value)
     }
     return tuple(paths[position] for position in range(count))
-
-
-def refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with other values: a copy, or made of a dict."""
-    if type(mapping) is dict:
-        return values
-    for way in (_copied, _assigned, lambda mapping, values: type(mapping)(values)):
-        try:
-            result = way(mapping, values)
-            if all(result[key] is value for key, value in values.items()):
-                return result
-        except RAISED:
-            continue
-    raise CaptureError(
-        f"inputs: a {type(mapping).__name__} cannot be made with other values; give a dict, such "
-        "as dict(batch), or its values one by one"
-    )
-
-
-def _copied(mapping: Any, values: dict[Any, Any]) -> Any:
-    """Return a copy of an object, with other values in the dicts that it holds its items in."""
-    copied = copy.copy(mapping)
-    for name, held in vars(copied).items():
-        if isinstance(held, dict) and held.keys() >= values.keys():
-            vars(copied)[name] = type(held)(held | values)
-    return copied
-
-
-def _assigned(mapping: Any, values: dict[Any, Any]) -> Any:
-    """Return a copy of a dict, with other values assigned."""
-    if not isinstance(mapping, dict):
-        raise TypeError
-    copied = copy.copy(mapping)
-    for key, value in values.items():
-        copied[key] = value
-    return copied
 
 
 # -- what a model is called with ---------------------------------------------------------------
@@ -309,23 +248,12 @@ def _call_faults(model: torch.nn.Module, inputs: Inputs, *, alone: bool) -> Iter
         return
     given = positional(inputs) if alone else positional(inputs)[:-1]
     by_name = takes_keywords(model, inputs if alone else given)
+    role = "without a loss_fn, the model gets all of them" if alone else "the last is the target"
+    what = listed(given[0]) if by_name else f"{len(given)} of them: {role}"
     try:
-        if by_name:
-            called.bind(**given[0])
-        else:
-            called.bind(*given)
+        called.bind(**given[0]) if by_name else called.bind(*given)
     except TypeError as error:
-        if by_name:
-            yield f"inputs: forward{called} cannot be called with {listed(given[0])} ({error})"
-            return
-        role = (
-            "without a loss_fn, the model gets all of them and returns the loss"
-            if alone
-            else "the model gets all but the last one, which is the target"
-        )
-        yield (
-            f"inputs: forward{called} cannot be called with {len(given)} of them ({error}); {role}"
-        )
+        yield f"inputs: forward{called} cannot be called with {what} ({error})"
 
 
 # -- outputs: the loss in what a model returns, and the rest of it -----------------------------
@@ -360,9 +288,9 @@ def loss_in(name: str, output: Any) -> Any:
 class OutputForm:
     """How what a model returned is made of its loss and other tensors.
 
-    Tuples, lists, mappings, dataclasses, and the attributes of the output itself are as they were.
-    Numbers, words and functions are those of the capture. Any other object in it, such as the cache
-    of a language model, is None.
+    Tuples, lists, dataclasses, and the attributes of the output itself are as they were; mappings
+    are dicts. Numbers, words and functions are those of the capture. Any other object in it, such
+    as the cache of a language model, is None.
     """
 
     names: tuple[str, ...]
@@ -416,7 +344,7 @@ def _flatten(value: Any, path: str, leaves: Leaves) -> Make:
         named = "{}.{}"
     elif isinstance(value, Mapping):
         items = dict(value)
-        build = partial(refilled, refilled(value, dict.fromkeys(value)))
+        build = dict
         named = "{}.{}"
     elif isinstance(value, tuple | list):
         items = dict(enumerate(value))

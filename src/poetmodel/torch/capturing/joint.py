@@ -1,8 +1,7 @@
 """Capture: module, loss and inputs become one functional graph of forward, loss and backward.
 
-What PyTorch does not promise to keep is used here and in `graph_signature`
-(``aot_export_joint_with_descriptors``, PyTorch 2.9 and newer, and its descriptors), and in
-`fake_tensors`, `known_values` and `surroundings`.
+What PyTorch does not promise to keep is used here (``aot_export_joint_with_descriptors``, PyTorch
+2.9 and newer) and in `joint_graph` (its descriptors), `values` and `surroundings`.
 """
 
 from __future__ import annotations
@@ -309,10 +308,7 @@ def _faults(joint: Joint) -> Iterator[str]:
 
 def _object_fault(user: fx.Node, kind: str) -> str:
     """Return the fault of an operation that takes a random generator, or another object."""
-    what = f"{user.target}{in_module(user)} takes"
-    if "Generator" in kind or "generator" in user.kwargs:
-        return (
-            f"{what} a random generator of its own, whose draws cannot be repeated; draw from the "
-            "default generator (leave generator= out), or draw outside of the step"
-        )
-    return f"{what} a {kind}, which cannot be replayed; leave it out"
+    return (
+        f"{user.target}{in_module(user)} takes a {kind}, which cannot be replayed; leave it out "
+        "(random numbers come from the default generator)"
+    )

@@ -87,12 +87,6 @@ class Attributes:
             and all(held.is_as_before() for held in self._held)
         )
 
-    def new_modules(self) -> list[str]:
-        """Return the paths of the modules that were not there."""
-        known = {id(module) for module in self._modules.values()}
-        now = self._modules[""].named_modules()
-        return [shown_path(path) for path, module in now if id(module) not in known]
-
     def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
         """Put everything back; return path and attribute of the tensors that had been set.
 
@@ -303,23 +297,15 @@ class AssignedBuffers:
         """Raise where a forward pass adds, takes away or replaces a parameter, or hooks one."""
         after = self._parameters()
         for path, key in sorted(before.keys() | after.keys()):
-            if (path, key) not in before:
+            (old, hooks), (new, others) = (
+                each.get((path, key), (None, 0)) for each in (before, after)
+            )
+            if old is not new or hooks != others:
                 fault = (
-                    "is new after forward, and no optimizer knows it; make it in __init__, or call "
-                    "the model once on inputs before"
+                    "is made, assigned, taken away or given a hook in forward, which a compiled "
+                    "step does not do; do so in __init__, or call the model once on inputs before"
                 )
-            elif (path, key) not in after:
-                fault = "is taken away in forward; leave it there, or compile afterwards"
-            elif before[path, key][0] is not after[path, key][0]:
-                fault = "is assigned in forward; change its values with torch.no_grad() outside"
-            elif before[path, key][1] != after[path, key][1]:
-                fault = (
-                    "gets a hook in forward (register_hook), which a compiled step does not run; "
-                    "do with .grad after the step what it does"
-                )
-            else:
-                continue
-            raise CaptureError(self._describe(path, key, fault, kind="parameter"))
+                raise CaptureError(self._describe(path, key, fault, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {

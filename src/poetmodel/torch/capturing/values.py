@@ -33,7 +33,7 @@ from poetmodel.torch.errors import RAISED, chain, user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import fx
 
@@ -354,17 +354,16 @@ class ValueGuards:
     @cached_property
     def sources(self) -> tuple[Given, ...]:
         """The inputs and buffers that the values follow from."""
-        calls = _in_order([read.expression for read in self.reads])
-        leaves = (leaf for call in calls for leaf in call.leaves)
+        leaves = (leaf for call in self._calls for leaf in call.leaves)
         return tuple(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Given)))
+
+    @cached_property
+    def _calls(self) -> list[CallExpression]:
+        return _in_order([read.expression for read in self.reads])
 
     @cached_property
     def _expected(self) -> tuple[str, ...]:
         return tuple(repr(read.value) for read in self.reads)
-
-    @cached_property
-    def _function(self) -> Callable[..., tuple[Any, ...]]:
-        return _compiled([read.expression for read in self.reads], self.sources)
 
     def hold(self, sources: Sequence[torch.Tensor]) -> bool:
         """Whether the values are what they were, for inputs and buffers as they are now."""
@@ -383,11 +382,22 @@ class ValueGuards:
 
     def _now(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
         """Return the values as text, of which NaN is equal to itself; None where one fails."""
+        values: dict[Any, Any] = dict(zip(self.sources, sources, strict=True))
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Literal):
+                return leaf.value
+            return values[leaf] if isinstance(leaf, CallExpression | Given) else leaf
+
         try:
             with torch.no_grad():
-                return tuple(map(repr, self._function(*sources)))
+                for call in self._calls:
+                    own = list(map(value, call.leaves))
+                    arguments, keywords = _pytree.tree_unflatten(own, call.form)
+                    values[call] = call.function(*arguments, **keywords)
         except RAISED:
             return None
+        return tuple(repr(values[read.expression]) for read in self.reads)
 
 
 def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
@@ -404,44 +414,6 @@ def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
         else:
             ordered[pending.pop()] = None
     return list(ordered)
-
-
-def _compiled(
-    expressions: Sequence[CallExpression], sources: Sequence[Given]
-) -> Callable[..., Any]:
-    """Return a function from inputs and buffers to the values of expressions, as Python."""
-    names: dict[Any, str] = {source: f"s{k}" for k, source in enumerate(sources)}
-    known: dict[str, Any] = {}
-
-    def named(leaf: Any) -> str:
-        if leaf in (None, True, False) or type(leaf) in (int, str):
-            return repr(leaf)
-        if isinstance(leaf, CallExpression | Given):
-            return names[leaf]
-        name = f"c{len(known)}"
-        known[name] = leaf.value if isinstance(leaf, Literal) else leaf
-        return name
-
-    lines = []
-    for number, call in enumerate(_in_order(expressions)):
-        words = [_Word(named(leaf)) for leaf in call.leaves]
-        arguments, keywords = _pytree.tree_unflatten(words, call.form)
-        known[f"f{number}"] = call.function
-        given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
-        names[call] = f"v{number}"
-        lines.append(f"    v{number} = f{number}({', '.join(given)})")
-    values = "".join(f"{names[expression]}, " for expression in expressions)
-    source = "\n".join((f"def values({', '.join(names[s] for s in sources)}):", *lines))
-    exec(f"{source}\n    return ({values})\n", known)  # noqa: S102 - no text of a user's is in it
-    function: Callable[..., Any] = known["values"]
-    return function
-
-
-class _Word(str):
-    """A word of a program: shown as it is, also inside of a list."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
 
 
 # -- questions whether numbers are finite ------------------------------------------------------

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.fx import traceback
 
 from poetmodel.baselines.saved_sets import recompute_once
-from poetmodel.device.costs import Cost
 from poetmodel.errors import InputError, VerificationError, shown
 from poetmodel.graph import Phase
 from poetmodel.model import build
@@ -48,14 +47,10 @@ if TYPE_CHECKING:
 _KEY: Final = "poetmodel.region "
 _SHOWN: Final = 8
 """Modules that a refusal names."""
-_TRIES: Final = 20
-"""How many problems are tried for a schedule that keeps regions."""
 _TRY_S: Final = 3.0
-"""Time to solve each [s]."""
+"""Time to solve each problem that is tried for a schedule that keeps regions [s]."""
 _GAP: Final = 0.05
 """Its gap."""
-_LEAST_SHARE: Final = 0.02
-"""Share of its cost at least that counts there of what is to go."""
 _MOST_NODES: Final = 100
 """Graphs up to so many nodes have a model with the rows of regions."""
 _ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
@@ -283,62 +278,26 @@ def _recomputing(problem: Problem, regions: tuple[Region, ...], first: Schedule)
 def _searched(
     problem: Problem, regions: tuple[Region, ...], first: Schedule, end_s: float
 ) -> Candidate | None:
-    """Return the best schedule that keeps regions of those found in time.
+    """Return a schedule that keeps regions, if one is found in time.
 
-    Tried are problems with less RAM at the stage where they count: by what regions have too much,
-    then halfway between the most that was too little and the least that was enough. What is made in
-    regions that have too much costs half as much in the next, so that it is what goes.
+    Each problem that is tried has less RAM where they count, by what they had too much before.
     """
     graph, stage = problem.graph, regions[0].stage
     found: Schedule | None = first
-    best: Candidate | None = None
-    taken_bytes = least_bytes = 0
-    enough_bytes: int | None = None
-    weights = dict.fromkeys(regions, 1.0)
-    for _ in range(_TRIES):
-        excess = [(part, part.excess_bytes(graph, found)) for part in regions if found is not None]
-        excess_bytes = sum(more for _, more in excess)
-        for part, more in excess:
-            weights[part] = (
-                max(_LEAST_SHARE, weights[part] / 2) if more else min(1.0, weights[part] * 1.5)
-            )
-        if excess_bytes and found is not None:
-            least_bytes = max(least_bytes, taken_bytes)
-            held_bytes = sum(graph.tensor_bytes[i] for i in held_at(found, stage))
-            taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
-        else:
-            best = better(best, accepted(problem, found))
-            enough_bytes = taken_bytes
-        if enough_bytes is not None:
-            taken_bytes = (least_bytes + enough_bytes) // 2
+    while found is not None:
+        excess_bytes = sum(part.excess_bytes(graph, found) for part in regions)
         left_s = min(_TRY_S, end_s - monotonic())
-        if left_s <= 0:
-            break
-        found = _tried(problem, taken_bytes, weights, left_s)
-    return best
-
-
-def _tried(
-    problem: Problem, taken_bytes: int, weights: Mapping[Region, float], time_s: float
-) -> Schedule | None:
-    """Return a schedule for less RAM at the stage, where what regions make costs a share."""
-    graph, compute = problem.graph, dict(problem.costs.compute)
-    stage = next(iter(weights)).stage
-    node = graph.nodes[stage]
-    node = replace(node, workspace_bytes=max(node.workspace_bytes, taken_bytes))
-    nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
-    for part, share in weights.items():
-        for name in {graph.nodes[graph.node_of[i]].name for i in part.tensors}:
-            own = compute[name]
-            compute[name] = Cost(own.time_s * share, own.energy_j * share)
-    tried = replace(
-        problem,
-        graph=replace(graph, nodes=nodes),
-        costs=replace(problem.costs, compute=compute),
-        ram=problem.ram_budget_bytes,
-    )
-    found = solve(tried, time_limit=time_s, gap=_GAP).schedule
-    return None if found is None else replace(found, identity=None)
+        if not excess_bytes or left_s <= 0:
+            return None if excess_bytes else accepted(problem, found)
+        held_bytes = sum(graph.tensor_bytes[i] for i in held_at(found, stage))
+        taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
+        node = graph.nodes[stage]
+        node = replace(node, workspace_bytes=max(node.workspace_bytes, taken_bytes))
+        nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
+        tried = replace(problem, graph=replace(graph, nodes=nodes), ram=problem.ram_budget_bytes)
+        schedule = solve(tried, time_limit=left_s, gap=_GAP).schedule
+        found = None if schedule is None else replace(schedule, identity=None)
+    return None
 
 
 def _stated(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:

@@ -50,8 +50,7 @@ from poetmodel.torch.capturing.inputs import (
 )
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporarily
-from poetmodel.torch.errors import CaptureError, explained
-from poetmodel.torch.executorch import quiet
+from poetmodel.torch.errors import CaptureError, explained, quiet
 from poetmodel.torch.graph.tensors import fake
 
 if TYPE_CHECKING:

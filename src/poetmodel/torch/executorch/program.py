@@ -112,7 +112,7 @@ def to_executorch(
     ----------
     model, loss_fn, inputs
         As for `compile`; the shapes of the inputs are those of every batch. The program takes the
-        tensors among the inputs in their order, those of a mapping in that of its sorted keys.
+        tensors among the inputs in their order, named ones in that of their sorted names.
     ram : str or int
         The budget for the arena of the program: parameters that are trained, buffers that change,
         inputs, activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of what
@@ -299,10 +299,8 @@ def _sgd_faults(optimizer: torch.optim.Optimizer, parts: tuple[object, ...]) -> 
             "torch.optim.SGD, or none and use the gradients"
         )
     groups = optimizer.param_groups
-    if len(groups) != 1:
-        yield f"ExecuTorch's SGD has one group of parameters, got {len(groups)}; give one"
-    if groups[0]["maximize"]:
-        yield "ExecuTorch's SGD has no maximize; give the negative loss"
+    if len(groups) != 1 or groups[0]["maximize"]:
+        yield "ExecuTorch's SGD has one group of parameters, and no maximize; give one like it"
     others = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
     if others:
         yield (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import weakref
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from torch import fx
 
@@ -144,35 +142,3 @@ def _without_notices() -> Iterator[None]:
             for line in written:
                 if not line.startswith(_NOTICE):
                     os.write(2, line)
-
-
-def storage_peak_bytes(work: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
-    """Measure the highest total of tensors alive while something runs, but for `known` [B]."""
-    with _StorageWatch(known) as watch:
-        work()
-    return int(watch.highest)
-
-
-class _StorageWatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Sees each new storage, and when it goes."""
-
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.alive: dict[int, int] = {storage_key(tensor): 0 for tensor in known}
-        self.total = self.highest = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        value = function(*args, **(kwargs or {}))
-        for tensor in tensors_in(value):
-            storage, key = tensor.untyped_storage(), storage_key(tensor)
-            if key not in self.alive:
-                self.alive[key] = storage.nbytes()
-                self.total += storage.nbytes()
-                weakref.finalize(storage, self._gone, key)
-        self.highest = max(self.highest, self.total)
-        return value
-
-    def _gone(self, key: int) -> None:
-        self.total -= self.alive.pop(key)

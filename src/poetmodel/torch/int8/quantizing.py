@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import logging
-import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.errors import explained, require_package
+from poetmodel.torch.errors import explained, quiet, require_package
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import front_of, is_converted
 
@@ -97,7 +94,7 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
         raise InputError("batches: expected at least one, by which activations are quantized")
     require_package("torchao", "quantizing a front", extra="quantize")
     own = copy.deepcopy(front).eval()
-    with _quiet(), explained(type(front).__name__), torch.no_grad():
+    with quiet(), explained(type(front).__name__), torch.no_grad():
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         # Two samples: what is one in an example counts as one forever.
@@ -138,19 +135,6 @@ def _checked(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
         if not bool(x.isfinite().all()):
             raise InputError(f"batches: batch {number} has values that are not finite")
         yield x
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Say nothing of what torchao says of itself while it is imported and run."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _quantizer() -> Any:

@@ -296,34 +296,12 @@ class Reader:
 
         def make(levels: Levels) -> QuantizedLayer | None:
             old = source.levels
-            if (levels.scale, levels.zero) == (old.scale, old.zero):
-                if levels.low <= old.low and levels.high >= old.high:
-                    return None
-                if self._tightened(source, levels):
-                    return None
+            is_same = (levels.scale, levels.zero) == (old.scale, old.zero)
+            if is_same and levels.low <= old.low and levels.high >= old.high:
+                return None
             return _rescaling(old, levels)
 
         return Unfinished(node=node, takes=(source,), make=make, planes=source.planes)
-
-    def _tightened(self, source: Bytes, levels: Levels) -> bool:
-        """Let the layer that makes a value keep closer limits, if nothing else reads that value.
-
-        What PT2E has as ``quantize -> dequantize -> activation -> quantize`` is one layer then.
-        """
-        layer = self.layers[self.wires[source.number - 1].layer]
-        reads = sum(
-            len(user.users) if _is_quantizing(user) else 2
-            for made in self.values
-            if isinstance(self.values[made], Bytes)
-            and self.values[made].number == source.number
-            and operator_name(made).startswith("quantize")
-            for user in made.users
-        )
-        if reads != 1 or layer.operator in ("quantize", "maximum"):
-            return False
-        *others, low, high = layer.numbers
-        layer.numbers = (*others, max(low, levels.low), min(high, levels.high))
-        return True
 
     def clamped(self, node: fx.Node, low: float, high: float) -> Unfinished:
         """Return what an activation is of, an operator or a quantized value, with its limits."""

@@ -101,20 +101,6 @@ def _lower_select_scatter(op: Lowering) -> None:
     copy(op, _selected(out, wrapped(dimension, len(out.shape)), index), op.value(y))
 
 
-@lowers(aten.unfold_backward.default)
-def _lower_unfold_backward(op: Lowering) -> None:
-    """Sum the windows' gradients, one place in all windows after the other."""
-    gradient, _, dimension, size, step = op.args
-    out, gradient = op.output(), op.value(gradient)
-    dimension = wrapped(dimension, len(out.shape))
-    last = len(gradient.shape) - 1
-    fill(op, out, 0)
-    for index in range(size):
-        window = part(out, dimension, index, gradient.shape[dimension], step)
-        given = _selected(gradient, last, index)
-        op.call("pm_add", window, window, given, table(op, window, window, given), 1.0)
-
-
 @lowers(aten.repeat.default)
 def _lower_repeat(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _FUNCTIONS: Final[dict[str, Function]] = {
     "Relu": functional.relu,
     "Sigmoid": torch.sigmoid,
-    "Softsign": functional.softsign,
     "Tanh": torch.tanh,
 }
 
@@ -40,12 +39,9 @@ def _run(
     *,
     first: tuple[Any, ...],
     lengths: Any,
-    cell: Callable[[_Weights, tuple[Function, ...], int], Cell],
+    cell: Callable[[_Weights, tuple[Function, ...]], Cell],
 ) -> Any:
     """Run the directions of a recurrent operator: Y, and the last value of each state."""
-    if node.get("layout", 0):
-        x = x.transpose(0, 1)
-        first = tuple(None if h is None else tensor(h, x).transpose(0, 1) for h in first)
     _check(node, lengths, len(x))
     names = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     ways = names[node.get("direction", "forward")]
@@ -56,7 +52,7 @@ def _run(
     for direction, backward in enumerate(ways):
         weights = _Weights(w[direction], r[direction], b[direction])
         functions = _functions(node, direction, len(ways))
-        step = cell(weights, functions, direction)
+        step = cell(weights, functions)
         state = tuple(
             x.new_zeros(x.shape[1], weights.hidden) if h is None else tensor(h, x)[direction]
             for h in first
@@ -70,8 +66,6 @@ def _run(
         last.append(state)
     y = torch.stack(outputs, 1)
     ends = [torch.stack([state[k] for state in last]) for k in range(len(first))]
-    if node.get("layout", 0):
-        y, ends = y.permute(2, 0, 1, 3), [h.transpose(0, 1) for h in ends]
     return y if node.wanted == 1 else (y, *ends)[: node.wanted]
 
 
@@ -82,7 +76,7 @@ def _check(node: OnnxNode, lengths: Any, steps: int) -> None:
             "its sequences have lengths of their own; expected all of one length, without "
             "sequence_lens"
         )
-    for attribute in ("clip", "input_forget"):
+    for attribute in ("clip", "input_forget", "layout"):
         if node.get(attribute, 0):
             raise node.refused(f"{attribute} is not known; leave it out")
 
@@ -106,7 +100,7 @@ def _functions(node: OnnxNode, direction: int, directions: int) -> tuple[Functio
 def _rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
-    def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+    def cell(weights: _Weights, functions: tuple[Function, ...]) -> Cell:
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             old = functional.linear(state[0], weights.state, weights.biases[1])
             return (functions[0](given + old),)
@@ -122,37 +116,28 @@ def _gru(
 ) -> Any:
     """Run a GRU; gates are in the order of ONNX: update, reset, new."""
 
-    def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+    def cell(weights: _Weights, functions: tuple[Function, ...]) -> Cell:
         gate, new = functions
-        parts = (2 * weights.hidden, weights.hidden)
-        bias = weights.biases[1]
 
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             (h,) = state
             to_z, to_reset, to_new = given.chunk(3, 1)
-            of_z, of_reset, of_new = functional.linear(h, weights.state, bias).chunk(3, 1)
+            old = functional.linear(h, weights.state, weights.biases[1])
+            of_z, of_reset, of_new = old.chunk(3, 1)
             z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
             candidate = new(to_new + reset * of_new)
             return (candidate + z * (h - candidate),)
 
-        def step_reset_first(
-            given: torch.Tensor, state: tuple[torch.Tensor, ...]
-        ) -> tuple[torch.Tensor, ...]:
-            (h,) = state
-            both, third = weights.state.split(parts)
-            low, high = (None, None) if bias is None else bias.split(parts)
-            to_z, to_reset, to_new = given.chunk(3, 1)
-            of_z, of_reset = functional.linear(h, both, low).chunk(2, 1)
-            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
-            candidate = new(to_new + functional.linear(reset * h, third, high))
-            return (candidate + z * (h - candidate),)
+        return step
 
-        return step if node.get("linear_before_reset", 0) else step_reset_first
-
+    if not node.get("linear_before_reset", 0):
+        raise node.refused(
+            "linear_before_reset is 0, which is not known; expected 1, as in PyTorch"
+        )
     return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
 
 
-@operator("LSTM", weights=(1, 2, 3, 7))
+@operator("LSTM", weights=(1, 2, 3))
 def _lstm(
     node: OnnxNode,
     x: Any,
@@ -165,20 +150,18 @@ def _lstm(
     peepholes: Any = None,
 ) -> Any:
     """Run an LSTM; gates are in the order of ONNX: input, output, forget, cell."""
+    if peepholes is not None:
+        raise node.refused("peepholes are not known; leave them out")
 
-    def cell(weights: _Weights, functions: tuple[Function, ...], direction: int) -> Cell:
+    def cell(weights: _Weights, functions: tuple[Function, ...]) -> Cell:
         gate, new, out = functions
-        eyes = (None,) * 3 if peepholes is None else tensor(peepholes, x)[direction].chunk(3)
-
-        def seen(value: torch.Tensor, eye: Any, cell: torch.Tensor) -> torch.Tensor:
-            return value if eye is None else value + eye * cell
 
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             h, c = state
             total = given + functional.linear(h, weights.state, weights.biases[1])
             i, o, f, g = total.chunk(4, 1)
-            c = gate(seen(f, eyes[2], c)) * c + gate(seen(i, eyes[0], c)) * new(g)
-            return gate(seen(o, eyes[1], c)) * out(c), c
+            c = gate(f) * c + gate(i) * new(g)
+            return gate(o) * out(c), c
 
         return step
 

@@ -30,23 +30,14 @@ def _product(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # n
     return x
 
 
-def _extremum(function: Callable[..., torch.Tensor]) -> Reduction:
-    def run(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # noqa: FBT001
-        if x.dtype is torch.bool:
-            return function(x.to(torch.uint8), axes, keep).to(torch.bool)
-        return function(x, axes, keep)
-
-    return run
-
-
 _REDUCTIONS: Final[dict[str, Reduction]] = {
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep),
     "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
     "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
     "ReduceLogSumExp": torch.logsumexp,
-    "ReduceMax": _extremum(torch.amax),
+    "ReduceMax": torch.amax,
     "ReduceMean": torch.mean,
-    "ReduceMin": _extremum(torch.amin),
+    "ReduceMin": torch.amin,
     "ReduceProd": _product,
     "ReduceSum": torch.sum,
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep),
@@ -68,8 +59,7 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
-        indices: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
-        return indices
+        raise node.refused("select_last_index is not known; leave it out")
     return function(x, axis, keepdim=keep)
 
 
@@ -77,12 +67,9 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     (along,) = whole(node, axis, "axis")
     x = tensor(x)
-    x = x.flip(along) if node.get("reverse", 0) else x
-    sums = torch.cumsum(x, along, dtype=x.dtype)
-    if node.get("exclusive", 0):
-        first = torch.zeros_like(x.narrow(along, 0, 1))
-        sums = torch.cat((first, sums.narrow(along, 0, x.shape[along] - 1)), along)
-    return sums.flip(along) if node.get("reverse", 0) else sums
+    if node.get("exclusive", 0) or node.get("reverse", 0):
+        raise node.refused("exclusive and reverse are not known; leave them out")
+    return torch.cumsum(x, along, dtype=x.dtype)
 
 
 @operator("TopK", numbers=(1,))
@@ -179,20 +166,6 @@ def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch
             v.reshape(groups, 1).expand(groups, per_group).reshape(-1) for v in (scale, bias)
         )
     return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
-
-
-@operator("MeanVarianceNormalization")
-def _standardized(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    axes = list(node.get("axes", (0, 2, 3)))
-    apart = x - x.mean(axes, keepdim=True)
-    return apart / ((apart * apart).mean(axes, keepdim=True).sqrt() + 1e-9)
-
-
-@operator("LpNormalization")
-def _lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    axis, p = axis_of(node, x.ndim, -1), node.get("p", 2)
-    norm = torch.linalg.vector_norm(x, p, [axis], keepdim=True)
-    return x / torch.where(norm == 0, 1.0, norm)
 
 
 @operator("LRN")

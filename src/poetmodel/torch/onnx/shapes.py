@@ -205,42 +205,16 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     if mode == "constant":
         fill = 0.0 if value is None else real(node, value, "value")[0]
         return functional.pad(x, widths, value=fill)
-    return _padded_by_itself(x, [of.get(axis, (0, 0)) for axis in range(x.ndim)], mode, widths)
+    spatial = len(widths) // 2
+    known = min(widths) >= 0 and x.ndim in (spatial + 1, spatial + 2) and spatial <= _MOST_PADDED
+    if mode not in _MODES or not known:
+        raise node.refused(f"its mode is {mode}; expected constant, or edges of lines and images")
+    return functional.pad(x, widths, mode=_MODES[mode])
 
 
 _MOST_PADDED: Final = 2
-"""Dimensions that PyTorch pads by the elements of a tensor, of those that C has kernels for."""
-_MODES: Final = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
-
-
-def _padded_by_itself(
-    x: torch.Tensor, pairs: list[tuple[int, int]], mode: str, widths: list[int]
-) -> torch.Tensor:
-    """Pad by the elements of a tensor: by PyTorch's operator where it can, else by indices."""
-    spatial = len(widths) // 2
-    if (
-        min(widths) >= 0
-        and x.ndim in (spatial + 1, spatial + 2)
-        and spatial <= _MOST_PADDED
-        and mode != "wrap"
-    ):
-        return functional.pad(x, widths, mode=_MODES[mode])
-    for axis, (before, after) in enumerate(pairs):
-        size = x.shape[axis]
-        indices = [_source(index, size, mode) for index in range(-before, size + after)]
-        if indices != list(range(size)):
-            x = index_select(x, axis, indices)
-    return x
-
-
-def _source(index: int, size: int, mode: str) -> int:
-    if mode == "edge":
-        return min(max(index, 0), size - 1)
-    if mode == "wrap":
-        return index % size
-    period = max(2 * (size - 1), 1)
-    index %= period
-    return index if index < size else period - index
+"""Dimensions that PyTorch pads by the elements of a tensor, and C has kernels for."""
+_MODES: Final = {"reflect": "reflect", "edge": "replicate"}
 
 
 # -- by index ----------------------------------------------------------------------------------
@@ -334,10 +308,3 @@ def _filled(node: OnnxNode, shape: Any) -> torch.Tensor:
 @operator("Range", numbers=(0, 1, 2))
 def _range(node: OnnxNode, *limits: Any) -> torch.Tensor:
     return torch.arange(*(real(node, limit, "range")[0] for limit in limits))
-
-
-@operator("EyeLike")
-def _eye(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    rows, columns = shape_of(x)
-    places = torch.arange(columns) - torch.arange(rows)[:, None]
-    return (places == node.get("k", 0)).to(torch.get_default_dtype())

@@ -11,7 +11,6 @@ from torch.nn import functional
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
     axes_of,
-    index_select,
     operator,
     real,
     tensor,
@@ -112,15 +111,9 @@ def _transposed(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch
     count = len(size)
     window = _Window(node, x, size)
     more = tuple(node.get("output_padding", (0,) * count))
-    wanted = node.get("output_shape")
-    auto = node.get("auto_pad", "NOTSET")
+    if node.get("output_shape") or node.get("auto_pad", "NOTSET").startswith("SAME"):
+        raise node.refused("output_shape and auto_pad are not known; expected pads")
     pads = window.pads
-    if wanted is not None or auto.startswith("SAME"):
-        shape = wanted or [n * s for n, s in zip(x.shape[2:], window.strides, strict=True)]
-        pads = [
-            _cut(window, axis, more[axis], int(shape[axis]), upper=auto == "SAME_UPPER")
-            for axis in range(count)
-        ]
     group, function = node.get("group", 1), _TRANSPOSED[count - 1]
     bias, strides, dilations = _bias(b, x), window.strides, window.dilations
     low, high = tuple(before for before, _ in pads), tuple(after for _, after in pads)
@@ -128,14 +121,6 @@ def _transposed(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch
         return function(x, w, bias, strides, low, more, group, dilations)
     whole_ = function(x, w, bias, strides, 0, more, group, dilations)
     return functional.pad(whole_, [-width for pair in reversed(pads) for width in pair])
-
-
-def _cut(window: _Window, axis: int, more: int, wanted: int, *, upper: bool) -> tuple[int, int]:
-    """Return the padding before and after an axis for a wanted length."""
-    full = window.strides[axis] * (window.lengths[axis] - 1) + more + window.reach(axis)
-    total = full - wanted
-    small = total // 2
-    return (small, total - small) if upper else (total - small, small)
 
 
 @operator("MaxPool")
@@ -177,44 +162,38 @@ def _global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return x.amax(tuple(range(2, x.ndim)), keepdim=True)
 
 
-@operator("LpPool")
-def _lp_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    size, p = tuple(node.get("kernel_shape")), node.get("p", 2)
-    window = _Window(node, x, size)
-    if any(step != 1 for step in window.dilations):
-        raise node.refused(f"dilations are {window.dilations}; expected 1")
-    total = _MEANS[len(size) - 1](window.padded(x.abs() ** p), size, window.strides)
-    return (total * math.prod(size)) ** (1 / p)
-
-
 # -- other sizes -------------------------------------------------------------------------------
+
+
+_UNKNOWN: Final = ("antialias", "exclude_outside", "keep_aspect_ratio_policy")
+_COORDINATES: Final = ("align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel")
 
 
 @operator("Resize", numbers=(1, 2, 3))
 def _resize(
     node: OnnxNode, x: torch.Tensor, _: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
-    """Resize by PyTorch's operator where it does the same, else axis by axis by indices."""
+    """Resize by PyTorch's operator, where it does the same."""
     mode = node.get("mode", "nearest")
     how = node.get("coordinate_transformation_mode", "half_pixel")
-    if node.get("antialias", 0) or how == "tf_crop_and_resize" or node.get("exclude_outside", 0):
-        raise node.refused("antialias, exclude_outside and tf_crop_and_resize are not known")
+    unknown = [name for name in _UNKNOWN if node.get(name, "stretch") not in (0, "stretch")]
+    if unknown or how not in _COORDINATES:
+        raise node.refused(f"{', '.join(unknown) or how} is not known; leave it out")
     factors = _factors(node, x, scales, sizes)
     lengths = [math.floor(size * f) for size, f in zip(x.shape, factors, strict=True)]
-    if sizes is not None and node.get("keep_aspect_ratio_policy", "stretch") == "stretch":
+    if sizes is not None:
         given = whole(node, sizes, "sizes")
         for axis, length in zip(_axes(node, x, given), given, strict=True):
             lengths[axis] = length
     if mode == "cubic":
         return _cubic(node, x, lengths, how)
     resized = _by_pytorch(node, x, lengths, factors) if x.ndim > 2 else None  # noqa: PLR2004
-    if resized is not None:
-        return resized
-    for axis, length in enumerate(lengths):
-        if length != x.shape[axis] or factors[axis] != 1:
-            coordinates = _sources(x.shape[axis], length, factors[axis], how)
-            x = _along(node, x, axis, coordinates, linear=mode == "linear")
-    return x
+    if resized is None:
+        raise node.refused(
+            f"{mode} from {list(x.shape)} to {lengths} with {how} is not known; expected whole "
+            "factors, or what torch.nn.Upsample does"
+        )
+    return resized
 
 
 def _axes(node: OnnxNode, x: torch.Tensor, given: list[Any]) -> list[int]:
@@ -231,15 +210,8 @@ def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[f
             factors[axis] = factor
         return factors
     lengths = whole(node, sizes, "sizes")
-    axes = _axes(node, x, lengths)
-    for axis, length in zip(axes, lengths, strict=True):
+    for axis, length in zip(_axes(node, x, lengths), lengths, strict=True):
         factors[axis] = length / x.shape[axis]
-    policy = node.get("keep_aspect_ratio_policy", "stretch")
-    if policy != "stretch":
-        choose = min if policy == "not_larger" else max
-        common = choose(factors[axis] for axis in axes)
-        for axis in axes:
-            factors[axis] = round(x.shape[axis] * common) / x.shape[axis]
     return factors
 
 
@@ -255,7 +227,9 @@ def _by_pytorch(
     if not plain:
         return None
     if node.get("mode", "nearest") == "nearest":
-        same = how == "asymmetric" and node.get("nearest_mode", "round_prefer_floor") == "floor"
+        rounding = node.get("nearest_mode", "round_prefer_floor")
+        whole_ = how.endswith("half_pixel") and all(f.is_integer() for f in map(float, factors))
+        same = rounding == "floor" if how == "asymmetric" else whole_ and "round" in rounding
         return functional.interpolate(x, lengths[2:], mode="nearest") if same else None
     named = {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.ndim)
     halves = how == "half_pixel" or (how == "pytorch_half_pixel" and min(lengths[2:]) > 1)
@@ -271,45 +245,3 @@ def _cubic(node: OnnxNode, x: torch.Tensor, lengths: list[int], how: str) -> tor
     return functional.interpolate(
         x, lengths[2:], mode="bicubic", align_corners=how == "align_corners"
     )
-
-
-def _sources(size: int, length: int, factor: float, how: str) -> list[float]:
-    """Return the source position of each element of a resized axis."""
-    if how == "align_corners":
-        return [k * (size - 1) / max(length - 1, 1) for k in range(length)]
-    if how == "asymmetric":
-        return [k / factor for k in range(length)]
-    if how == "pytorch_half_pixel" and length == 1:
-        return [0.0]
-    offset = 0.0
-    if how == "half_pixel_symmetric":
-        offset = size / 2 * (1 - length / (size * factor))
-    return [offset + (k + 0.5) / factor - 0.5 for k in range(length)]
-
-
-def _along(
-    node: OnnxNode, x: torch.Tensor, axis: int, coordinates: list[float], *, linear: bool
-) -> torch.Tensor:
-    last = x.shape[axis] - 1
-
-    def at(indices: list[int]) -> torch.Tensor:
-        return index_select(x, axis, [min(max(k, 0), last) for k in indices])
-
-    if not linear:
-        return at([_nearest(node, coordinate) for coordinate in coordinates])
-    lower = [math.floor(coordinate) for coordinate in coordinates]
-    shape = [-1 if k == axis else 1 for k in range(x.ndim)]
-    share = torch.tensor(
-        [coordinate - low for coordinate, low in zip(coordinates, lower, strict=True)],
-        dtype=x.dtype, device=x.device,
-    ).reshape(shape)  # fmt: skip
-    return at(lower) * (1 - share) + at([low + 1 for low in lower]) * share
-
-
-def _nearest(node: OnnxNode, coordinate: float) -> int:
-    mode = node.get("nearest_mode", "round_prefer_floor")
-    if mode in ("floor", "ceil"):
-        return math.floor(coordinate) if mode == "floor" else math.ceil(coordinate)
-    if mode == "round_prefer_floor":
-        return math.ceil(coordinate - 0.5)
-    return math.floor(coordinate + 0.5)

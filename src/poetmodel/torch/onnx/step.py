@@ -79,17 +79,7 @@ def onnx_step(
 
 
 def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return the network's outputs for inputs; on failure, name the node."""
-    reached = ""
-
-    def enter(name: str) -> Callable[..., None]:
-        def note(*_: object) -> None:
-            nonlocal reached
-            reached = name
-
-        return note
-
-    hooks = [node.register_forward_pre_hook(enter(name)) for name, node in model.nodes.items()]
+    """Return the network's outputs for inputs."""
     try:
         with torch.no_grad():
             return model.eval()(*inputs)
@@ -101,12 +91,10 @@ def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> 
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
-            f"{path}: node {reached!r} takes no inputs of these sizes ({shapes}): {reason}; give "
-            "others by --batch and --dim"
+            f"{path}: it takes no inputs of these sizes ({shapes}): {reason}; give others by "
+            "--batch and --dim"
         ) from error
     finally:
-        for hook in hooks:
-            hook.remove()
         model.train()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from dataclasses import asdict, dataclass
 from functools import partial
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind
-from poetmodel.torch.graph.tensors import heap_peak_bytes, storage_peak_bytes
+from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.comparison import (
     ResultDifference,
     State,
@@ -19,17 +19,14 @@ from poetmodel.torch.runtime.comparison import (
     eager_step,
     listed,
 )
-from poetmodel.torch.runtime.profiling import MEASURING_S, NOTABLE
+from poetmodel.torch.runtime.profiling import MEASURING_S
 from poetmodel.torch.step.trace import there_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from poetmodel.torch.compiled import Compiled
-
-OF_UPDATES: Final = ("updates", "state_on_storage_bytes", "mirrored_bytes")
-"""Fields of a certificate that only steps with an optimizer's updates have."""
 
 REPEATS: Final = 5
 """Number of runs of which the least time is taken, if they take no more than `MEASURING_S`."""
@@ -51,10 +48,8 @@ class Certificate:
     """The budget for tensors and workspaces [B]."""
     plan_peak_bytes: int
     """The peak that the plan promises, with what is reserved beside it [B]."""
-    storage_peak_bytes: int
-    """Measured peak of tensors, parameters and gradients excluded [B]."""
     heap_peak_bytes: int
-    """Measured peak of the heap: tensors and workspaces [B]."""
+    """Measured peak of the heap: tensors and workspaces, parameters and gradients excluded [B]."""
     eager_heap_peak_bytes: int
     """The same of eager PyTorch [B]."""
     second_gradients_bytes: int
@@ -86,8 +81,6 @@ class Certificate:
     updates: bool = False
     """Whether an optimizer's updates are part of the step: results are then parameters and moments
     in place of gradients, and peaks hold state and inputs too."""
-    reasons: tuple[str, ...] = ()
-    """Why the measured time is more than a tenth off the planned one, a sentence each."""
 
     @property
     def equal(self) -> bool:
@@ -130,7 +123,6 @@ class Certificate:
                 f"{self.name}: {same}",
                 f"heap peak {format_bytes(self.heap_peak_bytes)}, {verdict} the budget of "
                 f"{format_bytes(self.budget_bytes)} (plan {format_bytes(self.plan_peak_bytes)}, "
-                f"tensors {format_bytes(self.storage_peak_bytes)}, "
                 f"eager {format_bytes(self.eager_heap_peak_bytes)}){second}",
                 f"written {format_bytes(self.written_bytes)} and read "
                 f"{format_bytes(self.read_bytes)} a step (plan "
@@ -138,24 +130,12 @@ class Certificate:
                 f"{format_bytes(self.plan_read_bytes)}){homes}",
                 f"time {format_seconds(self.time_s)} a step{here}{planned}, "
                 f"eager {format_seconds(self.eager_time_s)}{here}, {self.threads} thread(s)",
-                *self._explanation(),
             )
         )
-
-    def _explanation(self) -> Iterator[str]:
-        """Yield the lines about a measured time that is not the planned one."""
-        if self.reasons:
-            ratio = self.time_s / (self.plan_time_s or self.time_s)
-            yield f"measured is {ratio:.2f} times planned:"
-            yield from (f"- {reason}" for reason in self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         values = asdict(self)
-        if not self.updates:
-            for name in OF_UPDATES:
-                del values[name]
-        values["reasons"] = list(self.reasons)
         values["differences"] = [difference.to_dict() for difference in self.differences]
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
@@ -185,19 +165,16 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
             state.reset()
         state.fill()
         with runner.trial():  # with moments, which a first step has nowhere to read from
-            watched = partial(runner, inputs, waits=False)  # not timed: being watched takes time
-            storage = state.again(lambda: storage_peak_bytes(watched, state.tensors()))
             before, mirrored = runner.traffic, runner.mirrored_bytes
             heap = state.again(lambda: heap_peak_bytes(accumulating))
             written, read = map(operator.sub, runner.traffic, before)
             mirrored = runner.mirrored_bytes - mirrored
             eager_heap = state.again(lambda: heap_peak_bytes(eager))
-            while len(ours.times) < REPEATS and eager.total_s + ours.total_s < MEASURING_S:
+            while len(ours.times) < REPEATS and sum(eager.times + ours.times) < MEASURING_S:
                 for step in (eager, ours):
                     state.again(step)
             state.reset()
     runner.move_state()
-    eager_time, our_time = min(eager.times), min(ours.times)
     # The learning rate is an input, and made anew in each step.
     rate_bytes = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
     there = there_bytes(compiled.trace) - rate_bytes
@@ -210,7 +187,6 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         updates=joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
-        storage_peak_bytes=ours_there + storage,
         heap_peak_bytes=ours_there + heap,
         eager_heap_peak_bytes=there + eager_heap,
         second_gradients_bytes=(
@@ -222,12 +198,11 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         read_bytes=read,
         plan_written_bytes=compiled.check.written_bytes,
         plan_read_bytes=compiled.check.read_bytes,
-        time_s=our_time[0],
+        time_s=min(ours.times),
         plan_time_s=compiled.check.makespan_s,
         plan_device=compiled.device,
-        eager_time_s=eager_time[0],
+        eager_time_s=min(eager.times),
         threads=torch.get_num_threads(),
-        reasons=tuple(_reasons(compiled, our_time, eager_time, mirrored_bytes=mirrored)),
     )
 
 
@@ -236,84 +211,11 @@ class _Timed:
 
     def __init__(self, step: Callable[..., Any]) -> None:
         self._step = step
-        self.times: list[tuple[float, float]] = []
-        """The time of each run, and the time of all processors in it [s]."""
-
-    @property
-    def total_s(self) -> float:
-        """Time of all runs [s]."""
-        return sum(time_s for time_s, _ in self.times)
+        self.times: list[float] = []
+        """The time of each run [s]."""
 
     def __call__(self, **options: Any) -> Any:
-        begin_s, computed_s = perf_counter(), process_time()
+        begin_s = perf_counter()
         value = self._step(**options)
-        self.times.append((perf_counter() - begin_s, process_time() - computed_s))
+        self.times.append(perf_counter() - begin_s)
         return value
-
-
-def _reasons(
-    compiled: Compiled,
-    ours: tuple[float, float],
-    eager: tuple[float, float],
-    *,
-    mirrored_bytes: int,
-) -> Iterator[str]:
-    """Yield why a step takes another time than planned, where that is notable.
-
-    Both times are those of `_Timed`. Eager PyTorch neither recomputes nor pages: where it too takes
-    another time than its operations have by the costs, the costs do not hold here and now.
-    """
-    planned_s, pass_s = compiled.check.makespan_s, compiled.result.problem.pass_time_s
-    if compiled.device is not None or not planned_s or not pass_s:
-        return
-    if not _differ(ours[0], planned_s):
-        return
-    host = eager[0] / pass_s
-    if _differ(host, 1.0):
-        yield (
-            f"eager PyTorch takes {host:.2f} times what its operations take by the costs "
-            f"({format_seconds(eager[0])} and {format_seconds(pass_s)})"
-        )
-    threads, profile = torch.get_num_threads(), compiled.profile
-    waited_s = eager[0] - eager[1]
-    if threads == 1 and waited_s > NOTABLE * eager[0]:
-        yield (
-            f"in {format_seconds(waited_s)} of eager's time its core was not computing: other "
-            "programs had it"
-        )
-    if profile is not None and profile.threads != threads:
-        yield f"costs were measured with {profile.threads} thread(s), the step has {threads}"
-    if profile is not None and profile.spread_ratio > NOTABLE:
-        yield (
-            f"the steps that costs were measured in differ by {profile.spread_ratio:.0%}: the "
-            "machine was busy then, or warming up"
-        )
-    yield from _own_reasons(compiled, ours[0] / (planned_s * host), mirrored_bytes=mirrored_bytes)
-
-
-def _own_reasons(compiled: Compiled, left: float, *, mirrored_bytes: int) -> Iterator[str]:
-    """Yield why a step is off its plan by a factor beyond that of eager PyTorch."""
-    if not _differ(left, 1.0):
-        return
-    check, known = compiled.check, False
-    yield f"beyond what eager shows, the compiled step takes {left:.2f} times its plan"
-    if mirrored_bytes and left > 1:
-        yield (
-            f"each step writes a copy of {format_bytes(mirrored_bytes)} of state that lies in RAM, "
-            "and waits for the medium (rollback), which no plan counts"
-        )
-        known = True
-    if check.transfer_s:
-        overlap = "; they run behind the computation" if compiled.options.background_io else ""
-        yield (
-            f"pages take {format_seconds(check.transfer_s)} by the costs: what a medium takes "
-            f"varies{overlap}"
-        )
-        known = True
-    if not known and left > 1:
-        yield "its program makes and frees tensors between operations, which no plan counts"
-
-
-def _differ(value: float, other: float) -> bool:
-    """Whether two positive numbers differ notably."""
-    return max(value, other) > (1 + NOTABLE) * min(value, other)

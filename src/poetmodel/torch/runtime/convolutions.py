@@ -10,7 +10,7 @@ The backward pass of batch norm, which makes its result twice, is divided by cha
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
@@ -48,16 +48,6 @@ class SplitOp:
     """That of the output; or those of the gradients of input and weight."""
     workspace_bytes: int
     """Workspace then [B]."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> SplitOp:
-        """Return the object that `to_dict` wrote."""
-        divisions = tuple(None if d is None else Division(**d) for d in fields["divisions"])
-        return cls(**(fields | {"divisions": divisions}))
 
 
 def divided_units(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.device import Costs, Device
+from poetmodel.device import Costs
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.capturing.replay import call, sampled, temporarily
@@ -51,7 +51,6 @@ class Profile:
     """Times and energies of every node and every tensor of the trace's graph."""
     paging: Paging | None
     """The fit that page costs come from; None where no tensor is to be paged."""
-    power: Power
     steps_s: tuple[float, ...]
     """Time of the operations together in each timed step [s]; one of equal operations counts
     for all."""
@@ -90,7 +89,7 @@ class Profile:
                 else "the file cache could not be emptied: page-ins may be those of RAM"
             )
             notes.append(f"page times: measured in {self.paging.folder}; {medium}")
-        notes.append(f"energies: {self.power.source}")
+        notes.append("energies: at a nominal 1 W, so that they are proportional to times")
         return (*notes, self.origin) if self.origin else tuple(notes)
 
 
@@ -101,9 +100,8 @@ def measure(
     repeats: int = 5,
     most_s: float = math.inf,
     threads: int | None = None,
-    power_from: Device | None = None,
 ) -> Profile:
-    """Measure what a traced step costs on this host.
+    """Measure what a traced step costs on this host, at a nominal 1 W.
 
     Parameters
     ----------
@@ -118,8 +116,6 @@ def measure(
         Time after which no further step is begun, of at least two [s].
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
-    power_from : Device, optional
-        Its power figures make energies of times; without it a nominal 1 W does.
 
     Returns
     -------
@@ -137,10 +133,7 @@ def measure(
     times_s, steps_s = unit_times_s(
         trace.joint, trace.parts, repeats=repeats, most_s=most_s, threads=threads
     )
-    power = NOMINAL if power_from is None else power_of(power_from)
-    return profile_of(
-        trace, times_s=times_s, paging=paging, power=power, steps_s=steps_s, threads=threads
-    )
+    return profile_of(trace, times_s=times_s, paging=paging, steps_s=steps_s, threads=threads)
 
 
 def profile_of(
@@ -148,7 +141,6 @@ def profile_of(
     *,
     times_s: Sequence[float],
     paging: Paging | None,
-    power: Power,
     steps_s: Sequence[float],
     threads: int,
     origin: str = "",
@@ -157,24 +149,22 @@ def profile_of(
     costs = Costs.from_arrays(
         trace.graph,
         compute_time_s=times_s,
-        compute_energy_j=[time_s * power.compute_w for time_s in times_s],
-        page_in=None if paging is None else _page_costs(trace, paging.page_in, power.page_in_w),
-        page_out=None if paging is None else _page_costs(trace, paging.page_out, power.page_out_w),
+        compute_energy_j=times_s,
+        page_in=None if paging is None else _page_costs(trace, paging.page_in),
+        page_out=None if paging is None else _page_costs(trace, paging.page_out),
     )
     return Profile(
         costs=costs,
         paging=paging,
-        power=power,
         steps_s=tuple(steps_s),
         threads=threads,
         origin=origin,
     )
 
 
-def _page_costs(trace: Trace, way: TransferTime, power_w: float) -> list[tuple[float, float]]:
+def _page_costs(trace: Trace, way: TransferTime) -> list[tuple[float, float]]:
     """Return time and energy of a page of each tensor in one direction [s, J]."""
-    times_s = map(way.time_s, trace.graph.tensor_bytes)
-    return [(time_s, time_s * power_w) for time_s in times_s]
+    return [(time_s, time_s) for time_s in map(way.time_s, trace.graph.tensor_bytes)]
 
 
 def _check(trace: object, repeats: object, threads: object) -> None:
@@ -358,44 +348,3 @@ def fitted(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime
         ratio = sizes / times
         latency_s, slope = 0.0, float(ratio.sum() / (ratio**2).sum())
     return TransferTime(latency_s=float(latency_s), bytes_per_s=1 / float(slope))
-
-
-# -- power -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """Power while computing and while paging [W]."""
-
-    compute_w: float
-    page_in_w: float
-    page_out_w: float
-    source: str
-    """Where the figures come from, for people."""
-
-
-NOMINAL: Final = Power(
-    compute_w=1.0,
-    page_in_w=1.0,
-    page_out_w=1.0,
-    source="a nominal 1 W (no device was given): energies are proportional to times",
-)
-
-
-def power_of(device: Device) -> Power:
-    """Return the power figures of a device that describes this host.
-
-    Where it gives FLOP per joule only, its power is its FLOP rate over that. Without storage,
-    paging takes the power of computing.
-    """
-    compute = device.compute
-    compute_w = compute.power_w
-    if compute_w is None:
-        compute_w = compute.flops_per_s / (compute.flops_per_j or compute.flops_per_s)
-    storage = device.storage
-    return Power(
-        compute_w=compute_w,
-        page_in_w=compute_w if storage is None else storage.page_in.power_w,
-        page_out_w=compute_w if storage is None else storage.page_out.power_w,
-        source=f"the power figures of device {device.key or device.name}",
-    )

@@ -112,8 +112,6 @@ class StepProgram(Rewriter):
         if op == Op.PAGE_OUT:
             newest = self._current.get(places[0]) or self.value(self._shown[places[0]])
             self.graph.call_method("out", (self._pages, number, newest))
-        elif op == Op.WAIT:
-            self.graph.call_method("wait", (self._pages, number))
         else:
             self._page_in(number)
 

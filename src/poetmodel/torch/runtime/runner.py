@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import traceback
-import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -46,12 +43,11 @@ _RETURNED: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
 class Runner:
     """A captured step with its compiled program and its page file.
 
-    `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
-    tensor of its graph the number of the storage; `program` is the plan's in operations, where its
-    nodes are not the same. With `rollback` gradients that are added to existing ones wait for the
-    end of steps that page; where updates are part of the step, and there is a folder, a step that
-    fails leaves state as it was. The files are made in `folder`; `homes` is the state file of the
-    same step with other inputs, if there is one.
+    `plan` is valid. `numbers` has for each tensor of its graph the number of the storage; `program`
+    is the plan's in operations, where its nodes are not the same. With `rollback` gradients that
+    are added to existing ones wait for the end of steps that page; where updates are part of the
+    step, and there is a folder, a step that fails leaves state as it was. The files are made in
+    `folder`; `homes` is the state file of the same step with other inputs, if there is one.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class Runner:
         )
         self.file: PageFile | None = None
         self.homes = homes
-        self.executor: ThreadPoolExecutor | None = None
         away = self.program.homes
         paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(away)
         if paged:
@@ -86,8 +81,6 @@ class Runner:
         view = {} if self.homes is None else self.homes.view(trace)
         self._away = {index: view[number] for index, number in away.items()}
         """The numbers in the state file of state on storage, and of what replaces it."""
-        if (paged or away) and plan.mode == "dma":
-            self._start_thread()
         self.waits = rollback and (self.file is not None or bool(trace.joint.checked))
         """Whether gradients that are added to existing ones wait for the end of the step."""
         joint = trace.joint
@@ -145,16 +138,8 @@ class Runner:
         if self.homes is not None:
             self.homes.begin(frozenset(self._away.values()))
 
-    def _start_thread(self) -> None:
-        """Start the thread that moves pages; a forked process has none of its parent's."""
-        self._process = os.getpid()
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-pages")
-        weakref.finalize(self, _end, self.executor, self._process)
-
     def close(self) -> None:
-        """Remove the page file, and end its thread; state stays where it is."""
-        if self.executor is not None:
-            _end(self.executor, self._process, wait=True)
+        """Remove the page file; state stays where it is."""
         if self.file is not None:
             self.file.close()
 
@@ -219,12 +204,8 @@ class Runner:
             plain = torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - its only name
             with torch.no_grad(), plain:  # gradients are plain tensors whatever inputs are
                 held = list(self.program.function(values, emit, pages))
-                if pages is not None:
-                    pages.finish()
                 self._check(held)
         except BaseException as error:
-            if pages is not None:
-                pages.abandon()
             # The frames of the program would hold its tensors for as long as the exception lives.
             traceback.clear_frames(error.__traceback__)
             raise
@@ -246,17 +227,9 @@ class Runner:
             return None
         if self.file is not None:
             self.file.check()
-        if self.executor is not None and self._process != os.getpid():
-            self._start_thread()
         if self.homes is None:
-            return Pages(self.file, self.executor)
-        return Pages(self.file, self.executor, state=self.homes.file, homes=self._away)
-
-
-def _end(executor: ThreadPoolExecutor, process: int, *, wait: bool = False) -> None:
-    """End a thread in the process that started it; in a forked one it is not there."""
-    if os.getpid() == process:
-        executor.shutdown(wait=wait)
+            return Pages(self.file)
+        return Pages(self.file, state=self.homes.file, homes=self._away)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Future, ThreadPoolExecutor
 
     from numpy.typing import NDArray
 
@@ -46,7 +45,6 @@ _SETTLED_S: Final = 60.0
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
-_ADVICE: Final = "the next step makes a new one"
 
 
 class ScratchFile:
@@ -108,7 +106,7 @@ class PageFile(ScratchFile):
         for index, storage in self.storages.items():
             self.offsets[index] = aligned(self.bytes, ALIGNMENT_BYTES)
             self.bytes = self.offsets[index] + storage.bytes
-        self._closed = self._lost = False
+        self._closed = False
         super().__init__(folder)
 
     def close(self) -> None:
@@ -117,35 +115,17 @@ class PageFile(ScratchFile):
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` unless the file is there, with its full size.
-
-        Pages are written and read again within one step. So the call after one that failed makes a
-        new file, as does a forked process, which has no part in the file of its parent.
-        """
+        """Raise `PageError` if it was closed; a forked process makes a file of its own."""
         if self._closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
             )
-        if self._lost or self.process != os.getpid():
-            self._lost = True
+        if self.process != os.getpid():
             self._remove()
             try:
                 self._make()
             except InputError as error:
                 raise PageError(str(error)) from None
-            self._lost = False
-        try:
-            there = self.path.stat()
-        except OSError as error:
-            self._lost = True
-            raise PageError(
-                f"{self.path}: the page file is gone ({error.strerror or error}); {_ADVICE}"
-            ) from None
-        if there.st_size < self.bytes:
-            self._lost = True
-            raise PageError(
-                f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; {_ADVICE}"
-            )
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write the page of a storage, and return when the medium has it."""
@@ -261,7 +241,7 @@ class Pageable(Protocol):
 
 
 class Pages:
-    """Pager of a program: the calling thread, or that of an executor in the same order.
+    """Pager of a program.
 
     State has its pages in a file of its own; `homes` has the number there of state and of what
     replaces it.
@@ -270,7 +250,6 @@ class Pages:
     def __init__(
         self,
         file: PageFile | None,
-        executor: ThreadPoolExecutor | None = None,
         *,
         state: Pageable | None = None,
         homes: Mapping[int, int] | None = None,
@@ -278,59 +257,23 @@ class Pages:
         self._file = file
         self._state = state
         self._homes = homes or {}
-        self._executor = executor
-        self._under_way: dict[int, tuple[Future[None], torch.UntypedStorage]] = {}
-        """Transfers that nobody waited for yet, with their memory: the program may have let it go,
-        and PyTorch's profiler sees what its own thread frees."""
-        self._started: list[Future[None]] = []
 
     def out(self, index: int, tensor: torch.Tensor) -> None:
-        """Start to write the storage behind a tensor."""
+        """Write the storage behind a tensor."""
         file, number = self._place(index)
-        self._start(file.write, index, number, tensor.untyped_storage())
+        file.write(number, bytes_of(tensor.untyped_storage()))
 
     def into(self, index: int) -> Any:
-        """Start to read a storage; return the tensors in it, one or a tuple."""
+        """Read a storage; return the tensors in it, one or a tuple."""
         file, number = self._place(index)
         storage, tensors = blank(file.storages[number])
-        self._start(file.read, index, number, storage)
+        file.read(number, bytes_of(storage))
         return tensors
-
-    def wait(self, index: int) -> None:
-        """Wait for the transfer of a storage; raise what stopped it."""
-        if self._executor is not None:
-            future, _storage = self._under_way.pop(index)
-            future.result()
-
-    def finish(self) -> None:
-        """Wait for all transfers; raise what stopped the first one that failed."""
-        for future in self._started:
-            future.result()
-
-    def abandon(self) -> None:
-        """Drop the transfers that did not begin, and wait for the one under way."""
-        for future in self._started:
-            if not future.cancel():
-                future.exception()
 
     def _place(self, index: int) -> tuple[Any, int]:
         """Return the file of a page, and its number there."""
         number = self._homes.get(index)
         return (self._file, index) if number is None else (self._state, number)
-
-    def _start(self, move: Any, index: int, number: int, storage: torch.UntypedStorage) -> None:
-        if self._executor is None:
-            move(number, bytes_of(storage))
-            return
-        future = self._executor.submit(_move, move, number, [storage])
-        self._under_way[index] = future, storage
-        self._started.append(future)
-
-
-def _move(move: Any, index: int, held: list[torch.UntypedStorage]) -> None:
-    """Move a page; hold its memory until then, and no longer than until whoever waits goes on."""
-    storage = held.pop()
-    move(index, bytes_of(storage))
 
 
 def blank(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:

@@ -215,13 +215,13 @@ _RESULTS: Final = "results that wait for the end of the step"
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledGraph:
-    """The training graph that is solved: the nodes of the trace, and its larger tensors."""
+    """The training graph that is solved: nodes of the trace, and its larger tensors."""
 
     graph: Graph
     numbers: tuple[int, ...]
-    """Storage number of each tensor of `graph`; then of those inside of nodes."""
-    steps: tuple[Program, ...]
-    """Program of each node of `graph`: the operation that it is, or several, and their releases."""
+    """Storage number of each tensor of `graph`."""
+    operations: tuple[int, ...]
+    """Number of the operation that each node of `graph` is."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
@@ -232,14 +232,11 @@ class ScheduledGraph:
         """The sum of `reserves` [B]."""
         return sum(size for _, size in self.reserves)
 
-    def expanded(self, program: Program) -> Program:
+    def in_operations(self, program: Program) -> Program:
         """Return a program of `graph` in operations; storages go by their place in `numbers`."""
         return tuple(
-            step
-            for instruction in program
-            for step in (
-                self.steps[instruction.index] if instruction.op == Op.COMPUTE else (instruction,)
-            )
+            Instruction(op, self.operations[index] if op == Op.COMPUTE else index)
+            for op, index in program
         )
 
 
@@ -317,7 +314,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledG
     return ScheduledGraph(
         graph=graph,
         numbers=numbers,
-        steps=tuple((Instruction(Op.COMPUTE, operation),) for operation in operations),
+        operations=operations,
         threshold_bytes=threshold,
         reserves=(
             *_always_resident(trace, free),
