@@ -377,5 +377,3 @@ def test_auto_is_the_largest_size_that_fits(tmp_path):
         export_step(step, tmp_path / "none", ram="14KiB", tile="none")
     with pytest.raises(BudgetError, match=r"one node alone of the step, in tiles of \d"):
         export_step(step, tmp_path / "less", ram="8KiB")
-
-
