@@ -522,7 +522,7 @@ def test_reports_hold_every_graph(tmp_path):
         {"kernels": "mine"}, {"costs": "guessed"}, {"costs": "measured", "device": "rpi4b"},
         {"costs": "measured", "kernels": "inductor"}, {"storage": "pages", "kernels": "inductor"},
         {"device": 5}, {"storage": ""}, {"storage": 5}, {"storage": "pa\0ges"}, {"cache": None},
-        {"on_progress": 5},
+        {"on_progress": 5}, {"loss_only": 1},
     ],
 )  # fmt: skip
 def test_what_is_no_option_is_refused(options):

@@ -224,6 +224,43 @@ def test_a_loss_outside_is_told_or_counted(outside, caplog):
     assert all(map(torch.equal, gradients(run), gradients(model)))
 
 
+def test_results_beside_the_loss_may_lead_nowhere_back():
+    """Then they have no gradients of zeros, and one that reaches them is an error."""
+    model, x = network(), torch.randn(256, 64)
+    model[-1] = nn.Linear(64, 300)
+    y = torch.randint(300, (256,))
+
+    def outputs(x):
+        logits = model(x)
+        return {"loss": functional.cross_entropy(logits, y), "logits": logits}
+
+    def compiled_outputs(*, loss_only):
+        torch._dynamo.reset()
+        back = pmt.backend("100%", cache=False, loss_only=loss_only)
+        return back, torch.compile(outputs, backend=back, fullgraph=True, dynamic=False)
+
+    found = []
+    for loss_only in (False, True):
+        back, run = compiled_outputs(loss_only=loss_only)
+        model.zero_grad()
+        results = run(x)
+        assert torch.equal(results["logits"], model(x))
+        results["loss"].backward()
+        del results
+        found += [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        peak = heap_peak_bytes(lambda run=run: run(x)["loss"].backward())
+        found.append(back.plans[0].predicted_peak_bytes)
+        assert peak <= found[-1]
+    half = len(found) // 2
+    assert all(torch.equal(a, b) for a, b in zip(found[: half - 1], found[half:-1], strict=True))
+    assert found[-1] <= found[half - 1] - 4 * 256 * 300
+    with pytest.raises(pmt.CaptureError, match=r"loss_only: a gradient of shape \(256, 300\)"):
+        run(x)["logits"].sum().backward()
+    with torch.no_grad():
+        assert not run(x)["logits"].requires_grad
+
+
 def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through():
     """Not while a profiler is on, not without gradients, and not where nobody goes back."""
     model, x = network(), torch.randn(256, 64)

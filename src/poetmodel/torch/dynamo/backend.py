@@ -24,7 +24,7 @@ from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
-from poetmodel.torch.dynamo.outside import Remeasured
+from poetmodel.torch.dynamo.outside import LossOnly, Remeasured
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
     BackendOptions,
@@ -77,6 +77,7 @@ def backend(
     gap: float = 0.01,
     outside: str | int | None = None,
     regions: Mapping[str, str | int] | None = None,
+    loss_only: bool = False,
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
@@ -113,6 +114,10 @@ def backend(
         Budgets of modules by their names or patterns, ``{"encoder.*": "30%"}``: the bytes that they
         make which are in RAM when the backward pass begins, or a share of those when everything is
         kept. `region` does it inside of the model. Only with eager kernels.
+    loss_only : bool
+        Whether the backward pass begins with numbers alone: where one of the results is a loss,
+        others, such as logits, are returned without a way back. PyTorch would make gradients of
+        zeros for them. A gradient that reaches one of them is an error.
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
@@ -144,6 +149,7 @@ def backend(
         gap=gap,
         outside=outside,
         regions=regions,
+        loss_only=loss_only,
         on_progress=on_progress,
         cache=Cache.of(cache),
     )
@@ -176,6 +182,7 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
         "storage": ("a folder", str | Path | None),
         "cache": ("a folder, True or False", str | Path | bool),
         "on_progress": ("a function", Callable | None),
+        "loss_only": ("True or False", bool),
     }
     for name, (expected, kind) in kinds.items():
         if not isinstance(given[name], kind) or given[name] == "":
@@ -345,7 +352,9 @@ class Backend(GraphPlanner):
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
         with self.first_call(inputs, title=self._title(module, inputs)) as call:
-            return self._called(module, inputs, call, **options)
+            if not self._wanted.loss_only:
+                return self._called(module, inputs, call, **options)
+            return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
 
     def _called(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any

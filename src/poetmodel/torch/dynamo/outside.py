@@ -1,4 +1,4 @@
-"""What takes RAM between the forward and the backward pass of a compiled function."""
+"""What is between the forward and the backward pass of a compiled function: RAM, and gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, sizes_of
 from poetmodel.torch.dynamo.planning import Outside
+from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import HeapWatch, profiler_is_on
 
 if TYPE_CHECKING:
@@ -82,6 +83,60 @@ class Remeasured:
         levels = parts[0]
         rest_bytes = max(0, levels[-1] - self._tangents_bytes)
         return Outside(peak_bytes=max(levels), rest_bytes=rest_bytes)
+
+
+class LossOnly:
+    """A graph whose results lead back only where they are numbers, if one of them is.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        As Dynamo captured it; it is changed.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._cut: list[int] = []
+        """Positions of results without a way back."""
+        (output,) = module.graph.find_nodes(op="output")
+        results = list(output.args[0])
+        values = (getattr(node, "meta", {}).get("example_value") for node in results)
+        back = {
+            k: value
+            for k, value in enumerate(values)
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        }
+        if all(value.numel() != 1 for value in back.values()):
+            return
+        self._cut = [k for k, value in back.items() if value.numel() != 1]
+        with module.graph.inserting_before(output):
+            for k in self._cut:
+                results[k] = module.graph.call_method("detach", (results[k],))
+                results[k].meta["example_value"] = back[k].detach()
+        output.args = (tuple(results),)
+        module.recompile()
+
+    def __call__(self, compile_: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
+        """Return the compiled graph, where a gradient that reaches other results is an error."""
+        compiled = compile_(self._module)
+        if not self._cut:
+            return compiled  # type: ignore[no-any-return]
+
+        def run(*arguments: Any) -> Any:
+            results = compiled(*arguments)
+            if torch.is_grad_enabled():
+                for k in self._cut:
+                    results[k].requires_grad_().register_hook(_refuse)
+            return results
+
+        return run
+
+
+def _refuse(gradient: torch.Tensor) -> None:
+    raise CaptureError(
+        f"loss_only: a gradient of shape {tuple(gradient.shape)} reached a result that is not the "
+        "loss; leave loss_only out, or compute with that result in the compiled function"
+    )
 
 
 _WATCHING: Final[list[Remeasured]] = []

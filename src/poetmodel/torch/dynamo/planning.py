@@ -49,7 +49,7 @@ REFUSING_S: Final = 1.5
 """Time to find the least budget where one is refused [s]."""
 EAGER_PEAK: Final = "eager"
 """The budget that is what the model takes by itself."""
-_ZEROS: Final = " (a function that returns the loss alone has fewer)"
+_ZEROS: Final = " (loss_only=True leaves out those of all but the loss)"
 LOSS_OUTSIDE: Final = "what the loss takes between forward and backward pass not counted"
 """What is said where no result that needs a gradient is a number."""
 MEASURED: Final = "measured"
@@ -142,6 +142,7 @@ class BackendOptions:
     cache: Cache
     outside: str | int | None = None
     regions: Mapping[str, str | int] | None = None
+    loss_only: bool = False
 
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
