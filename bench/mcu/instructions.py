@@ -118,11 +118,15 @@ def settled(width: int) -> nn.Module:
 
 
 def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
-    """Yield each rule of updates."""
+    """Yield each rule of updates; two of SGD first."""
     yield torch.optim.SGD(parameters, lr=0.01, weight_decay=0.1)
     yield torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     yield torch.optim.Adam(parameters, lr=0.01)
     yield torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
+    for rule in (torch.optim.NAdam, torch.optim.Adamax, torch.optim.RAdam, torch.optim.Adagrad):
+        yield rule(parameters, lr=0.01)
+    for momentum, centered in product((0, 0.9), (False, True)):
+        yield torch.optim.RMSprop(parameters, lr=0.01, momentum=momentum, centered=centered)
 
 
 def perceptron(*widths: int) -> nn.Sequential:

@@ -14,7 +14,7 @@ from kit.programs import needs
 from kit.shared_objects import build
 from poetmodel.device.io import load_device
 from poetmodel.export.board import Target, run
-from poetmodel.export.deployment import STACK_BYTES, alignment_on, reserved_bytes
+from poetmodel.export.deployment import alignment_on, reserved_bytes, stack_bytes
 from poetmodel.export.exporting import DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
@@ -296,7 +296,10 @@ class Exported:
             board = options.get("device")
             device = load_device(board) if isinstance(board, str) else board
             paging = options.get("paging", True)
-            options["ram"] = _ram_bytes(step, share, alignment_on(device), paging=paging)
+            commit = options.get("commit", False) or options.get("commit_every", 1) > 1
+            stack = stack_bytes(options.get("stack"), commit=commit)
+            arena = _arena_bytes(step, share, alignment_on(device), paging=paging)
+            options["ram"] = arena + reserved_bytes(step, stack)
         settings = {"device": DEVICE, "gap": 0.5, "time_limit": 120.0}
         settings |= options or SCHEDULES["keep-all"]
         settings["device"] = _with_enough_flash(settings["device"])
@@ -353,12 +356,12 @@ class Exported:
         return b"".join(x.numpy().astype(_type(value, target)).tobytes() for value, x in pairs)
 
 
-def _ram_bytes(step, share, alignment, *, paging):
+def _arena_bytes(step, share, alignment, *, paging):
     graph = aligned_graph(step.graph, alignment)
     state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
     most = checkpoint_all_peak_bytes(graph)
     least = min(most, floor(graph).bytes + state)
-    return int(least + share * (most - least)) + reserved_bytes(step, STACK_BYTES)
+    return int(least + share * (most - least))
 
 
 def _type(value, target):

@@ -100,8 +100,9 @@ def test_exported_c_has_the_bytes_of_the_definition():
     """Each int8 tensor of a lowered step, in C, is the layer's, as are loss and inference."""
     net, loss_fn, inputs = training(wrapped=True)
     found = {}
-    for name, layer in net[0].quantized_layers():
-        keep = _keeper(found, f"0.{name}/q8_{layer.operator}")
+    for wire in net[0].wires:
+        layer = net[0].get_submodule(wire.layer)
+        keep = _keeper(found, f"0.{wire.layer}/q8_{layer.operator}")
         layer.register_forward_hook(keep)
     with torch.no_grad():
         logits = net(inputs[0])
@@ -356,7 +357,7 @@ def test_zeros_around_what_is_quantized_are_those_of_the_kernel(first):
     with torch.no_grad():
         mine, its = front(images(8)), net(images(8))
     assert float((mine - its).abs().max()) < 0.05 * float(its.abs().max())
-    operators = [layer.operator for _, layer in front.quantized_layers()]
+    operators = [front.get_submodule(wire.layer).operator for wire in front.wires]
     assert operators[0] == "quantize"
     assert operators.count("conv2d") == 1
     assert len(operators) == len(stem[:1]) + 3

@@ -127,19 +127,6 @@ def test_shapes_that_follow_from_values_are_looked_at(function, words):
         step(*with_mask(own, 0, 1, 0)[2])
 
 
-def test_what_is_compiled_again_and_again_is_told(caplog, monkeypatch):
-    """A value that is another one in each step is compiled for each time: the log names it."""
-    monkeypatch.setattr("poetmodel.torch.compilation._MANY", 2)
-    own, step = masked(lambda _, y, mask: y * mask.sum().item(), dynamic="retrace")
-    model, _, (x, _) = own
-    for number in (1, 2):
-        assert "kinds of steps" not in caplog.text
-        step(x, torch.tensor([number, 7, 7]))
-    assert "compiled for 2 kinds of steps" in caplog.text
-    assert "mask.sum().item()" in caplog.text
-    assert model.layer.weight.grad is not None
-
-
 # -- readings drawn at random ------------------------------------------------------------------
 STEPS = (
     lambda m: m.flip(0),

@@ -100,15 +100,16 @@ def in_sizes(
         ram = f"{parse_size(ram, field='ram', whole_bytes=whole)}B"
     if source.tile == AUTO and device is not None and step is not None:
         ram_bytes = device.ram_bytes if ram is None else parse_size(ram, field="ram")
-        room = ram_bytes - beside_bytes(step)
+        beside = beside_bytes(step, commit=limits.steps_to_commit is not None)
+        room = ram_bytes - beside
         paging = not limits.no_paging and device.storage is not None
         size, cut = chosen_tiles(step, AUTO, device, room_bytes=room, paging=paging)
         tile = NO_TILES if size is None else f"{size}B"
         found = f"--tile {tile} is what auto chooses for {format_bytes(ram_bytes)}"
         least = needed_bytes(cut, device, paging=paging)
         if least > room:
-            least += beside_bytes(step)
-            found += f"; no tiles fit, and with these it needs the least: {format_bytes(least)}"
+            found += "; no tiles fit, and with these it needs the least: "
+            found += format_bytes(least + beside)
         print_warnings([found], kind="hint")
         source = replace(source, tile=tile)
     return source, replace(limits, ram=ram)
@@ -120,14 +121,14 @@ def given_step(given: GraphOptions) -> LoweredStep | None:
     return read_step(names[0], given.shape) if len(names) == 1 else None
 
 
-def beside_bytes(step: LoweredStep) -> int:
+def beside_bytes(step: LoweredStep, *, commit: bool = False) -> int:
     """Return the RAM that exported C takes beside its tensors: inputs, stack, runtime [B].
 
     An inference, whose outputs come on top, is exported where it is asked for.
     """
-    from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+    from poetmodel.export.deployment import reserved_bytes, stack_bytes
 
-    return reserved_bytes(replace(step, inference=None), STACK_BYTES)
+    return reserved_bytes(replace(step, inference=None), stack_bytes(None, commit=commit))
 
 
 def is_step_file(name: str | None) -> bool:

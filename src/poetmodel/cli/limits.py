@@ -69,7 +69,7 @@ def limits(
             threads=search.threads,
             alignment=None if step is None else alignment_on(problem.costs.device),
         )
-    beside = None if step is None else beside_bytes(step)
+    beside = None if step is None else beside_bytes(step, commit=limits.steps_to_commit is not None)
     tiles = None if step is None or source.tile else _in_tiles(step, problem)
     rooms = [limit.result.room for limit in bounds if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?

@@ -63,17 +63,19 @@ def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
 
     The RAM of the point is that for tensors; stack, inputs and runtime come on top of it.
     """
-    from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+    from poetmodel.export.deployment import reserved_bytes, stack_bytes
 
     known, search, deadline_s = read_choice(job, talk), job["search"], job["deadline_s"]
     step, choice = known.source.step, known.choice
     device, profile = talk.catalogue.cost_options(choice)
     if step is None or choice.minimize != "energy" or device is None:
         return list(commands(subject))
+    stack = stack_bytes(None, commit=choice.commit is not None)
     given = {
         "--device": device,
         "--profile": profile,
-        "--ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), STACK_BYTES),
+        "--ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), stack),
+        "--commit-every": choice.commit,
         "--deadline": None if deadline_s is None else f"{deadline_s!r}s",
         "--time-limit": search["time_limit"],
         "--gap": search["gap"],

@@ -23,7 +23,7 @@ from poetmodel.choosing.search import (
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles, needed_bytes
 from poetmodel.export.io import load_scores
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -267,7 +267,8 @@ def _in_tiles(
         whole_bytes = checkpoint_all_peak_bytes(step.graph)
         given["ram"] = parse_size(ram, field="ram", whole_bytes=whole_bytes)
     ram_bytes = board.ram_bytes if ram is None else parse_size(given["ram"], field="ram")
-    room = ram_bytes - reserved_bytes(step, STACK_BYTES)
+    stack = stack_bytes(None, commit=bool(limits.get("commit")))
+    room = ram_bytes - reserved_bytes(step, stack)
     paging = board.storage is not None and limits.get("paging", True)
     size, found = chosen_tiles(step, tile, board, room_bytes=room, paging=paging)
     return size, found, given

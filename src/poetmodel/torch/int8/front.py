@@ -12,7 +12,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -96,11 +96,6 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
             layer = self.get_submodule(wire.layer)
             values.append(layer(*(values[number] for number in wire.takes)))
         return (values[-1].flatten(1) if self.flat else values[-1]).to(x.dtype)
-
-    def quantized_layers(self) -> Iterator[tuple[str, QuantizedLayer]]:
-        """Yield the layers by name, in the order in which they run."""
-        for wire in self.wires:
-            yield wire.layer, self.get_submodule(wire.layer)
 
 
 def stood_for(model: nn.Module) -> set[int]:
