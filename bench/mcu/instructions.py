@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import median
@@ -25,6 +26,7 @@ from torch.nn import functional
 import poetmodel.export
 from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square
+from poetmodel.device.io import load_device
 from poetmodel.export.exporting import in_tiles
 from poetmodel.export.instructions import OTHER, TABLE, computing, counted
 from poetmodel.export.measuring import emulated_profile
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from poetmodel.export.step import LoweredStep
 
-DEVICE: Final = "nrf52840"
+DEVICE: Final = replace(load_device("nrf52840"), flash=None)
 TOO_LARGE: Final = "mobilenetv2-035"
 """A network whose step, all of it kept, does not run on the emulated board."""
 DIGITS: Final = 4

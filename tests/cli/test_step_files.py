@@ -124,6 +124,8 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     found = json.loads(invoke("limits", step, *BOARD, "--json").out)
     assert found["tiled_floor_bytes"] < found["floor_bytes"]
     ram = ("--ram", f"{found['tiled_floor_bytes'] + found['reserved_bytes']}B")
+    committed = json.loads(invoke("limits", step, *BOARD, "--commit", "--json").out)
+    assert committed["reserved_bytes"] - found["reserved_bytes"] == 512  # its stack
     refused = invoke("solve", step, *BOARD, "--ram", f"{found['tiled_floor_bytes']}B")
     assert refused.status == 3
     assert "proved of the step whole" in refused.err

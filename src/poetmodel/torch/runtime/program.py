@@ -101,7 +101,7 @@ class StepProgram(Rewriter):
             self.graph.call_function(torch.default_generator.set_state, (now,))
 
     def _run(self, operation: Operation, numbers: Iterable[int], point: int) -> None:
-        """Add the operation of an operation, at a point of the program."""
+        """Add an operation, at a point of the program."""
         del point
         self.compute(operation.node, numbers)
 
