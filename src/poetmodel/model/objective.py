@@ -13,6 +13,7 @@ from poetmodel.problem import (
     DEADLINE_ROWS,
     Coefficients,
     LinearRow,
+    Problem,
     largest_rewards,
 )
 
@@ -86,13 +87,16 @@ def _objective(m: Model) -> None:
     reference. Bounds stay bounds, and what is better than the reference is not concerned.
     """
     m.objective_unit = m.problem.objective.unit
-    m.costs, m.offset = _minimized(m)
+    m.costs, m.offset = minimized(m, m.problem)
     m.has_objective = True
 
 
-def _minimized(m: Model) -> tuple[list[Term], float]:
-    """Return the objective, in its unit: terms over the model's columns, and a constant."""
-    objective = m.problem.objective
+def minimized(m: Model, problem: Problem) -> tuple[list[Term], float]:
+    """Return the objective of a problem, in its unit: terms over a model's columns, and a constant.
+
+    The model is of that problem, or of one that it is a surrogate of.
+    """
+    objective = problem.objective
     if not objective.is_sum:
         return ([] if m.peak is None else [(1000.0, m.peak)]), 0.0
     unit, reference = objective.unit, objective.reference
@@ -103,7 +107,7 @@ def _minimized(m: Model) -> tuple[list[Term], float]:
             for column in objective.coefficients
         )
     )
-    rewards = largest_rewards(m.problem.graph, capped)
+    rewards = largest_rewards(problem.graph, capped)
     return m.decisions.terms(capped), -rewards if rewards else 0.0
 
 
@@ -123,6 +127,10 @@ def _deadline(m: Model) -> None:
     for limit in m.problem.linear_limits:
         if limit.name in DEADLINE_ROWS:
             add_limit(m, limit)
+
+
+WRITES_ROW: Final = "fewer_writes"
+"""Name of the row of bytes written that is added to a model for a while."""
 
 
 DEADLINE = Component(

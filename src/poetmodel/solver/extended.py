@@ -13,13 +13,16 @@ import pyomo.core as pyo
 from pyomo.core.expr import identify_variables
 
 from poetmodel.backends.compiler import compile_model, load_values
+from poetmodel.backends.layout import layout_of
+from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import time_limit
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.model.building import read_schedule
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.objective import MOST_UNITS
-from poetmodel.problem import DEADLINE_ROWS, Problem
+from poetmodel.model.linear import as_needed, room, signed_row
+from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
+from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, LinearRow, Problem, over_totals
 from poetmodel.result import OwnObjective
 from poetmodel.solver.monolithic import ModelProof, too_late
 from poetmodel.solver.outcome import (
@@ -32,6 +35,8 @@ from poetmodel.solver.request import GRACE_S, Request
 from poetmodel.solver.task import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
     from poetmodel.backends.standard_form import StandardForm
@@ -88,7 +93,7 @@ class ModelTask(Task):
         start: Candidate | None,
         bound: float = 0.0,  # noqa: ARG002 - a model is solved as a whole
     ) -> Outcome:
-        """Solve the model as it is, whatever surrogate of its problem counts."""
+        """Solve the model, for a surrogate of its problem."""
         return prove_model(self.model, request, start=start, problem=stated)
 
 
@@ -102,7 +107,7 @@ def prove_model(
     """Solve a model from `build`, perhaps extended; verify what comes out.
 
     A valid schedule to begin from is returned if nothing better is found and the model admits it.
-    With a `problem`, a surrogate of its own, the schedule is verified by that.
+    With a `problem` the model states that, a surrogate of its own.
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
@@ -114,11 +119,13 @@ def prove_model(
             form = compile_model(model)
     except TimeLimitError:
         return too_late(time.monotonic() - begun_s)
-    form = _with_planned_transfers(form, problem)
-    as_stated, objective = states_problem(model), model.problem.objective
-    unit = objective.unit if objective.is_sum else model.arrays.objective_unit
-    if not as_stated:
-        unit = _own_unit(form)
+    as_stated = states_problem(model)
+    form = restated(form, problem, as_stated=as_stated)
+    unit = _own_unit(form)
+    if as_stated:
+        own = problem.objective.is_sum
+        unit = problem.objective.unit if own else model.arrays.objective_unit
+    else:
         form = replace(form, objective=form.objective / unit, offset=form.offset / unit)
     return ExtendedProof(
         problem=problem,
@@ -217,6 +224,42 @@ def _hint(formulation: Formulation | None) -> str:
     return "; the reductions may drop what they need: try reductions=False" * reduced
 
 
+# -- surrogates ----------------------------------------------------------------------------------
+
+
+def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> StandardForm:
+    """Return the form of a model of a problem for one of that problem's surrogates.
+
+    The surrogate may be measured by a known schedule, or have fewer bytes than one has. A user's
+    own objective stays, where the model is not `as_stated`.
+    """
+    model = layout_of(form).model
+    before, objective = model.problem, problem.objective
+    if problem is before:
+        return form
+    form = _with_planned_transfers(form, problem)
+    if problem.time_sum != before.time_sum:
+        for limit in problem.linear_limits:
+            if limit.name == DEADLINE_ROWS[0]:
+                form = _with_limit(form, replace(limit, name=DEADLINE_ROWS[-1]))
+    if problem.usable_ram_bytes < before.usable_ram_bytes:
+        form = _with_lower_peak(form, problem)
+    elif problem.aux_limit_bytes != before.aux_limit_bytes:
+        most = problem.aux_limit_bytes or 0
+        fewer = over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
+        form = _with_limit(form, fewer)
+    for limit in problem.linear_limits:
+        if limit.key == (FEWER_BYTES, "upper"):
+            form = _with_limit(form, replace(limit, name=WRITES_ROW, key=None))
+    if objective.is_sum and objective != before.objective and as_stated:
+        costs, offset = minimized(model, problem)
+        columns, added = _in_form(form, costs)
+        objective_row = np.zeros(form.n_columns)
+        objective_row[list(columns)] = list(columns.values())
+        form = replace(form, objective=objective_row, offset=offset + added)
+    return form
+
+
 def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form without a limit on the time of transfers, where plans do not make all."""
     if problem.plans_all_transfers:
@@ -233,3 +276,58 @@ def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardFor
         row_upper=form.row_upper[kept],
         rows=[form.rows[number] for number in kept],
     )
+
+
+def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
+    """Return a form with a limit over totals besides."""
+    model = layout_of(form).model
+    needed = as_needed(model.decisions.stated(limit), model.upper)
+    columns: Mapping[int, float] = {}
+    lower, upper = -math.inf, math.inf
+    if room(needed, model.upper) < 0:
+        lower = 1.0  # a row of nothing, which no values satisfy
+    else:
+        row = signed_row(needed, model.upper)
+        if row is None:
+            return form
+        columns, constant = _in_form(form, row.terms)
+        upper = row.upper - constant
+    label = Label(limit.name, limit.key)
+    shape = (1, form.n_columns)
+    block = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
+    form = form.with_rows(block, [lower], [upper], [label])
+    layout = layout_of(form)
+    return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
+
+
+def _with_lower_peak(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form whose peak is lower, of a model that minimizes it."""
+    layout = layout_of(form)
+    before, peak = layout.model.problem, layout.model.peak
+    lower = before.usable_ram_bytes - problem.usable_ram_bytes
+    limits = {
+        label: replace(limit, upper=limit.upper - lower) if label.family == "memory" else limit
+        for label, limit in layout.limits.items()
+    }
+    upper = form.upper.copy()
+    position = -1 if peak is None else layout.positions[peak]
+    if position >= 0:
+        most = upper[position] * problem.usable_ram_bytes / before.usable_ram_bytes
+        upper[position] = max(form.lower[position], most)
+    return replace(form, upper=upper, layout=replace(layout, limits=limits))
+
+
+def _in_form(
+    form: StandardForm, terms: Iterable[tuple[float, int]]
+) -> tuple[dict[int, float], float]:
+    """Return terms over a model as coefficients of columns of a form, and their constant part."""
+    layout = layout_of(form)
+    columns: dict[int, float] = {}
+    constant = 0.0
+    for value, column in terms:
+        position, fixed = int(layout.positions[column]), float(layout.fixed[column])
+        if position >= 0:
+            columns[position] = value
+        elif not math.isnan(fixed):
+            constant += value * fixed
+    return columns, constant

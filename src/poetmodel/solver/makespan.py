@@ -42,8 +42,7 @@ class ShareSearch:
     """The search for a transfer share whose plan keeps every limit, best of all.
 
     The outcome of `run` has the best schedule whose plan does, verified with its plan, and a bound
-    on all of them. It is infeasible only where the relaxation is. A model of a user's, which keeps
-    the rows that it has, is the relaxation alone.
+    on all of them. It is infeasible only where the relaxation is.
     """
 
     task: Task
@@ -65,21 +64,18 @@ class ShareSearch:
 
     def run(self) -> Outcome:
         """Try shares until one is proved to be the best, or no time is left."""
-        restates = self.task.restates
-        first = RELAXATION_RATIO if self._timed and restates else 1.0
+        first = RELAXATION_RATIO if self._timed else 1.0
         try:
             if self.start is not None:
                 self._take(self.start)
             relaxed, _ = self._try_share(0.0, ratio=first)
             if relaxed.infeasible:
                 return relaxed
-            if not restates:
-                return self._outcome()
             if self._timed and self.problem.minimize == Quantity.TIME:
                 self._makespan_shares()
             elif self._timed:
                 self._bisect()
-                if self.best is None:
+                if self.best is None and self.task.restates:
                     self._makespan_shares()
         except TimeLimitError:  # while a schedule is planned, which may take long, too
             return replace(self._outcome(), termination=Termination.TIME_LIMIT)
@@ -103,7 +99,8 @@ class ShareSearch:
         Where something else is minimized, any schedule whose plan keeps the limits will do.
         """
         problem, timed = self.problem, self.problem.minimize == Quantity.TIME
-        problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
+        if self.task.restates:
+            problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
         for share in TIME_SHARES:
             if self._done() or not (timed or self.best is None):
                 return
@@ -237,9 +234,8 @@ class ShareSearch:
     def _reason(self, last: Outcome) -> str:
         if self.nearest_s is None or self.problem.deadline_s is None:
             return last.reason
-        remedy = "; a model with deadline_counts='serial' has such schedules alone"
         return (
             "no schedule was found whose plan keeps the deadline of "
             f"{format_seconds(self.problem.deadline_s)} and the other limits; the best makespan "
-            f"found is {format_seconds(self.nearest_s)}{'' if self.task.restates else remedy}"
+            f"found is {format_seconds(self.nearest_s)}"
         )

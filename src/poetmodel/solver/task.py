@@ -107,7 +107,7 @@ class Task:
                 if best is None or not problem.objective.is_sum:  # its peak is the floor
                     best = better(best, accepted(problem, page_everything(problem)))
                 best = best or self._from_fewer_choices(problem, request)
-            prove = self._scale if self.exact and self.restates else self.prove
+            prove = self._scale if self.exact else self.prove
             outcome = self._settle(problem, request, best) or prove(problem, request, best)
         except KeyboardInterrupt:
             outcome = Outcome(termination=Termination.INTERRUPTED)
@@ -158,7 +158,7 @@ class Task:
         by that value. What is open of bytes then is decided: can one byte be saved?
         """
         objective, stated = problem.objective, problem
-        if best is not None and not _is_resolved(problem, best.value):
+        if best is not None and self.restates and not _is_resolved(problem, best.value):
             stated = problem.surrogate(reference_value=best.value)
         outcome = self.prove(stated, request, best)
         while outcome.termination in SETTLED and request.remaining_s() > 0:
