@@ -1,18 +1,17 @@
-"""``poetmodel explain``: what a schedule decided, its full steps, and the value of more RAM."""
+"""``poetmodel explain``: what a schedule decided, and its full steps."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError, did_you_mean
-from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
     Fact,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint
-    from poetmodel.solver.sensitivity.more_ram import MoreRam
 
 
 @options.group
@@ -50,29 +48,13 @@ def explain(
     given: Arguments,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    search: Annotated[
-        options.SearchOptions, options.without("method", "formulation", "backend", "gap")
-    ],
     output: options.OutputOptions,
 ) -> None:
-    """Explain what a schedule decided for its tensors, and what more RAM would save."""
+    """Explain what a schedule decided for its tensors."""
     with live_line(wanted=not output.json, doing="verifying"):
         stated = read_valid(given.schedule, source, costing)
     print_warnings(stated.notes)
-    if stated.document.status != "optimal" or stated.problem.minimize != "energy":
-        print_warnings(
-            [
-                "the schedule is not proven to need the least energy: a better one may save what "
-                "more RAM seems to save here"
-            ]
-        )
-    with live_line(wanted=not output.json, doing="solving with more RAM"):
-        account = give_account(
-            stated,
-            given.tensor,
-            time_limit=search.time_limit,
-            threads=search.threads,
-        )
+    account = give_account(stated, given.tensor)
     print_room_warnings(stated.room)
     if output.json:
         print_json(document(_facts(account)))
@@ -195,8 +177,6 @@ def _facts(account: Account) -> Iterator[Fact]:
         for group in account.groups
     ]
     yield Fact("groups", groups)
-    yield from (_saved(account, more) for more in account.more_ram)
-    yield Fact("more_ram", [more.to_dict() for more in account.more_ram])
 
 
 def _in_place(account: Account) -> Iterator[Fact]:
@@ -223,22 +203,6 @@ def _at_limit(account: Account) -> Fact:
     )
 
 
-def _saved(account: Account, more: MoreRam) -> Fact:
-    """Return the savings of more RAM."""
-    head = f"+{format_bytes(more.more_bytes)} RAM"
-    if more.saved_j is None:
-        return row(head, "unknown")
-    if more.saved_j <= account.noise_j:
-        known = more.most_j is not None and more.most_j <= account.noise_j
-        proof = "proven" if known else f"at most {format_joules(more.most_j or 0.0)}"
-        return row(head, "saves 0 J", f"solved again, within the gap; {proof}")
-    open_gap = more.most_j is not None and more.most_j > more.saved_j
-    proof = f"; at most {format_joules(more.most_j or 0.0)}" if open_gap else ", proven"
-    per_kb = format_joules(more.saved_j_per_kb or 0.0)
-    saved = f"saves {format_joules(more.saved_j)}"
-    return row(head, saved, f"{per_kb} per kB, solved again{proof}")
-
-
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
     """Yield the most expensive decisions."""
     for group in account.groups:
@@ -255,8 +219,6 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
 
 SHOWN: Final = 10
 """Number of most expensive decisions that are shown."""
-DEFAULT_GAP: Final = 1e-4
-"""Gap tolerance for schedules whose file states none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +232,6 @@ class Account:
     """The steps at which RAM is at its limit."""
     asked: Sequence[Decision]
     """The one of a tensor, or the most expensive ones, these first."""
-    more_ram: Sequence[MoreRam]
     groups: Sequence[Fold[Decision]] = ()
     """Equal ones, the most expensive first."""
     in_place: Sequence[InPlaceUse] = ()
@@ -278,41 +239,24 @@ class Account:
     saved_in_place_bytes: int = 0
     """How much higher its peak is without [B]."""
 
-    @property
-    def noise_j(self) -> float:
-        """Energies below this are within the gap tolerance of the schedule [J]."""
-        simulation, stated = self.stated.simulation, self.stated.document.problem
-        gap = DEFAULT_GAP if stated is None or stated.gap is None else stated.gap
-        rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
-        return gap * (simulation.overhead_j or 0.0) + rounding_j
 
-
-def give_account(
-    stated: VerifiedSchedule,
-    tensor: str | None,
-    *,
-    time_limit: float,
-    threads: int,
-) -> Account:
-    """Explain one tensor, or the most expensive ones and the value of more RAM."""
+def give_account(stated: VerifiedSchedule, tensor: str | None) -> Account:
+    """Explain one tensor, or the most expensive ones."""
     from poetmodel.schedule.decisions import (
         find_decisions,
         in_place_uses,
         saved_in_place_bytes,
         steps_at_limit,
     )
-    from poetmodel.solver.sensitivity.more_ram import value_of_ram
 
     problem, schedule = stated.problem, stated.schedule
     at_limit = steps_at_limit(problem, schedule, stated.simulation)
     decisions = find_decisions(problem, schedule, at_limit)
-    more_ram: Sequence[MoreRam] = ()
     folds: Sequence[Fold[Decision]] = ()
     if tensor is None:
         dearest = _dearest(decisions, problem.graph)
         asked = dearest[:SHOWN]
         folds = _folded(dearest, problem.graph)
-        more_ram = value_of_ram(problem, schedule, time_limit=time_limit, threads=threads)
     else:
         asked = [decisions[_number(stated, tensor)]]
     return Account(
@@ -320,7 +264,6 @@ def give_account(
         decisions=decisions,
         at_limit=at_limit,
         asked=asked,
-        more_ram=more_ram,
         groups=folds,
         in_place=in_place_uses(problem.graph, schedule),
         saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),

@@ -42,19 +42,18 @@ def solve_variants(
     least_s: float = 0.1,
     backend: str = "highs",
     threads: int = 1,
-    start: Schedule | None = None,
 ) -> list[SolveResult]:
     """Solve variants of a problem, those that allow less before those that allow more.
 
     `time_limit` is the wall time for all of them; what one leaves, the next ones share equally.
-    Each has `least_s` above 0 even if none is left [s]. The first begins from `start`. After Ctrl-C
+    Each has `least_s` above 0 even if none is left [s]. After Ctrl-C
     the results are those so far.
     """
     ends_s = time.monotonic() + time_limit
     search = partial(solve, backend=backend, threads=threads)
     results: list[SolveResult] = []
     for index, variant in enumerate(variants):
-        best = _best(results, variant.problem) or start
+        best = _best(results, variant.problem)
         left_s = ends_s - time.monotonic()
         share_s = max(least_s, left_s / (len(variants) - index))
         if variant.paging_first:
