@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from grid import Instance, InstanceRun, in_running_order, instances
 from harness import GRACE_S, REQUIRED, Study, record, recorded
-from poetmodel.bench.measurement import FAILED
+from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "against"
 """Kind of the records."""

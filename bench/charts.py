@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from measured import RESULTS, figure_records
-from poetmodel.bench.pictures import digest, draw, panels
-from poetmodel.bench.summaries import overhead_ratio
-from poetmodel.bench.tables import rows
 from poetmodel.files import write_text
+from poetmodel.sweeps.pictures import digest, draw, panels
+from poetmodel.sweeps.summaries import overhead_ratio
+from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes
 from scheme import following_scheme
 from solve_tables import BEST, GOALS, OPTIMAL, VARIANTS, overheads, solves, times_least

@@ -37,8 +37,6 @@ from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
 from poetmodel.baselines.homes import all_in_ram, without_state
-from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
-from poetmodel.bench.tables import model_gap
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import MethodNotApplicableError, PoetModelError, TimeLimitError
@@ -50,15 +48,17 @@ from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import simulate
 from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.sweeps.measurement import FAILED, NOT_APPLICABLE
+from poetmodel.sweeps.tables import model_gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.bench.measurement import Record
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "compared"
 """Kind of the records."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from harness import record
-from poetmodel.bench.store import RecordFile
-from poetmodel.bench.tables import rows
+from poetmodel.sweeps.store import RecordFile
+from poetmodel.sweeps.tables import rows
 from solver_tables import NOTE, aligned, comparison
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import poetmodel as pm
 from harness import RecordedRun, Study, peak_memory_bytes, record, recorded, warm_up
-from poetmodel.bench.measurement import FAILED
-from poetmodel.bench.tables import model_gap
 from poetmodel.device import Costs, Device
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
+from poetmodel.sweeps.measurement import FAILED
+from poetmodel.sweeps.tables import model_gap
 from published import bert
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
 
     from poetmodel import SolveProgress, SolveResult
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "cell"
 """Kind of the records."""

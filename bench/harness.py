@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import poetmodel as pm
-from poetmodel.bench.measurement import FAILED, circumstances
-from poetmodel.bench.runner import Progress, RunQueue
-from poetmodel.bench.store import RecordFile
 from poetmodel.errors import PoetModelError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.result import Termination
+from poetmodel.sweeps.measurement import FAILED, circumstances
+from poetmodel.sweeps.runner import Progress, RunQueue
+from poetmodel.sweeps.store import RecordFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 CORE_SHARE: Final = 0.8
 """A run that met its limit with less than this share of it in processor time is repeated."""

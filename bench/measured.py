@@ -10,25 +10,28 @@ from typing import TYPE_CHECKING, Any, Final
 import pandas as pd
 
 from poetmodel.baselines import method_names
-from poetmodel.bench.store import RecordFile
+from poetmodel.sweeps.store import RecordFile
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 CASES: Final = "cases"
 """Kind of the records of ``pytest bench``, whose files are named by their day alone."""
+_DAY: Final = "-".join("[0-9]" * digits for digits in (4, 2, 2))
+"""Pattern of the date with which each file of records begins."""
 ONE_PERCENT: Final = 0.01
 
 # -- records ---------------------------------------------------------------------------------------
 
 
 def records(kind: str) -> list[Record]:
-    """Return the records of the newest file of a kind, the last one of each name."""
-    files = sorted(RESULTS.glob("*[0-9].jsonl" if kind == CASES else f"*-{kind}.jsonl"))
+    """Return the records of the newest file ``DATE-KIND.jsonl``, the last one of each name."""
+    name = _DAY if kind == CASES else f"{_DAY}-{kind}"
+    files = sorted(RESULTS.glob(f"{name}.jsonl"))
     return list(_read(files[-1])) if files else []
 
 

@@ -23,7 +23,7 @@ from measured import (
     whole,
 )
 from poetmodel.baselines import METHODS
-from poetmodel.bench.measurement import FAILED
+from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import ATTEMPTS, GRACE_S, Study, core_share_of, warm_up, within_core
-from poetmodel.bench.measurement import blank, measure, prepare
-from poetmodel.bench.runs import Run, Settings, grid
+from poetmodel.sweeps.measurement import blank, measure, prepare
+from poetmodel.sweeps.runs import Run, Settings, grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 LIMITS_S: Final = (30.0,)
 """Processor time of a run [s]."""

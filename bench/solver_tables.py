@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
-from poetmodel.bench.summaries import Summary, grouped, percent, without
 from poetmodel.result import Status, Termination
+from poetmodel.sweeps.measurement import NOT_INSTALLED, REFUSED
+from poetmodel.sweeps.summaries import Summary, grouped, percent, without
 from poetmodel.units import format_joules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from poetmodel.bench.tables import Row
+    from poetmodel.sweeps.tables import Row
 
 NOTE: Final = (
     "objective and bound: energy beyond one computation of every node; those of 'paper', and its "

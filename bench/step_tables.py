@@ -18,14 +18,14 @@ from measured import (
     seconds_text,
     whole,
 )
-from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Device
+from poetmodel.sweeps.measurement import FAILED
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 # -- compiled steps --------------------------------------------------------------------------------
 

@@ -27,9 +27,9 @@ from measured import (
     times_text,
     whole,
 )
-from poetmodel.bench.measurement import NOT_APPLICABLE, REFUSED
-from poetmodel.bench.summaries import summary, without
-from poetmodel.bench.tables import rows
+from poetmodel.sweeps.measurement import NOT_APPLICABLE, REFUSED
+from poetmodel.sweeps.summaries import summary, without
+from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes
 from solver_tables import comparison
 

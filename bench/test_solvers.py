@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from poetmodel.bench.measurement import FAILED, NOT_INSTALLED, REFUSED, measure, prepare
-from poetmodel.bench.tables import rows
+from poetmodel.sweeps.measurement import FAILED, NOT_INSTALLED, REFUSED, measure, prepare
+from poetmodel.sweeps.tables import rows
 from solver_runs import solver_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.bench import Run
+    from poetmodel.sweeps import Run
 
 SMALLEST: Final = ("mlp", "paper/transformer")
 """Models of a smoke run; the licence that comes with Gurobi takes them in both formulations."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from poetmodel.bench.measurement import FAILED
 from poetmodel.export.board import Target, missing_programs
+from poetmodel.sweeps.measurement import FAILED
 from studies import STUDIES, study_of
 
 if TYPE_CHECKING:

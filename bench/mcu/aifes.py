@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
-    from poetmodel.bench.measurement import Record
     from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "aifes"
 """Kind of the records."""

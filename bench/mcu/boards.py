@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import PRELOADED, RecordedRun, Study, record
-from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Device
 from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.board import (
@@ -29,17 +28,18 @@ from poetmodel.export.exporting import AUTO, NO_TILES, export_step, in_tiles
 from poetmodel.export.step import Weights
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import Status
+from poetmodel.sweeps.measurement import FAILED
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
-    from poetmodel.bench.measurement import Record
     from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import LoweredStep
     from poetmodel.problem import Problem
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "exported step"
 """Kind of the records."""

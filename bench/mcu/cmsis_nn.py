@@ -28,9 +28,9 @@ from poetmodel.export.exporting import export_step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poetmodel.bench.measurement import Record
     from poetmodel.export.board import ProgramRun
     from poetmodel.export.step import ConvolutionSizes
+    from poetmodel.sweeps.measurement import Record
 
 NAME: Final = "int8 layers"
 KIND: Final = "cmsis-nn"

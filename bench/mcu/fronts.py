@@ -23,22 +23,22 @@ from harness import PRELOADED, RecordedRun, Study, record
 from mcu import networks
 from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
 from poetmodel import torch as pmt
-from poetmodel.bench.measurement import FAILED
 from poetmodel.device.io import load_device
 from poetmodel.export.board import Target, ToolchainError, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import NO_TILES, export_step, in_tiles
 from poetmodel.export.step import Weights
 from poetmodel.graph import floor
+from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mcu.networks import Training
-    from poetmodel.bench.measurement import Record
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "int8 front"
 """Kind of the records."""

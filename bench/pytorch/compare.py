@@ -12,15 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import Study, record
-from poetmodel.bench.measurement import FAILED
+from poetmodel.sweeps.measurement import FAILED
 from pytorch.runs import FUSED as FUSED_METHOD
 from pytorch.runs import STOCK, TrainingRun, fused_runs, library_runs, training_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.bench.measurement import Record
-    from poetmodel.bench.store import RecordFile
+    from poetmodel.sweeps.measurement import Record
+    from poetmodel.sweeps.store import RecordFile
 
 KIND: Final = "training"
 """Kind of the records."""

@@ -16,12 +16,12 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import RecordedRun, Study, record
-from poetmodel.bench.measurement import FAILED
+from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.bench.measurement import Record
+    from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "coverage"
 """Kind of the records."""

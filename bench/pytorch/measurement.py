@@ -13,8 +13,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch
 
 from poetmodel import torch as pmt
-from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BudgetError, NoScheduleError
+from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.convolutions import divided_units, in_parts
 from poetmodel.torch.step.trace import floor_bytes, keep_all_bytes, scheduled_graph

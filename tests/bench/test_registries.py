@@ -24,10 +24,10 @@ from grid import (
 from harness import recorded
 from measured import records
 from poetmodel.baselines import METHODS as SHIPPED
-from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import GraphError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.solver import SolveProgress
+from poetmodel.sweeps.measurement import FAILED
 from pytorch import compare
 from pytorch.runs import AT_PEERS, FUSED_SHARES, KNOBS, SHARES, fused_runs, training_runs
 from pytorch.runs import METHODS as TRAINING_METHODS

@@ -16,8 +16,8 @@ import grid
 from grid import KIND, Instance
 from harness import REQUIRED, Cell, ThisProcess, peak_memory_bytes, record, run_study, within_core
 from kit.run_processes import die, wait
-from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BackendUnavailableError
+from poetmodel.sweeps.measurement import FAILED
 from studies import STUDIES, main, study_of
 
 SMALL = Instance(goal=1, model="paper/linear", device="paper-m4", ram="70%", limit_s=5.0)

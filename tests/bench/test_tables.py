@@ -36,14 +36,22 @@ def records(tmp_path, monkeypatch):
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
 
     def write(kind, *found):
-        number = len(list(tmp_path.iterdir()))
+        day = f"2026-01-{1 + len(list(tmp_path.iterdir())):02}"
         lines = (json.dumps({"kind": kind, "name": f"{n}", **r}) for n, r in enumerate(found))
-        (tmp_path / f"{number}-{kind}.jsonl").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{day}-{kind}.jsonl").write_text("\n".join(lines) + "\n")
 
     return write
 
 
 # -- records and words -----------------------------------------------------------------------------
+def test_kind_is_the_whole_name_after_the_day(records):
+    """Records of a kind come from ``DATE-KIND.jsonl``, not from a file that ends alike."""
+    records("grid", {"gap": 1})
+    records("old-grid", {"gap": 2})
+    assert [record["gap"] for record in measured.records("grid")] == [1]
+    assert measured.records("rid") == []
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_records_say_what_when_and_where(path):
     """Each line has a kind, a name, a day, a machine and what was measured; no name is empty."""

@@ -10,13 +10,13 @@ import pytest
 from kit.commands import invoke, refused
 from kit.digits import linear_step
 from kit.programs import needs
-from poetmodel.bench.runs import grid
 from poetmodel.cli.explore import starting
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.io import save_step
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import Variant
+from poetmodel.sweeps.runs import grid
 
 BOARD = ("--device", "nrf52840")
 RAM = ("--ram", "4KiB")

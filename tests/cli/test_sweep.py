@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kit.commands import invoke, refused
-from poetmodel import bench
-from poetmodel.bench import figures
-from poetmodel.bench.figures import FIGURES, Figure, Part
-from poetmodel.bench.measurement import failure, measure
+from poetmodel import sweeps
+from poetmodel.sweeps import figures
+from poetmodel.sweeps.figures import FIGURES, Figure, Part
+from poetmodel.sweeps.measurement import failure, measure
 
 ARGUMENTS = ("--devices", "rpi4b", "--ram", "100%,75%", "--methods", "lru-paging,checkpoint-all")
 
@@ -186,7 +186,7 @@ def test_bench_writes_records_table_and_picture():
 def test_missing_matplotlib_leaves_the_picture_out(tmp_path, monkeypatch):
     """Records and table are there, and a note says what brings the picture."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(bench, "sweep", here)
+    monkeypatch.setattr(sweeps, "sweep", here)
     done = invoke("bench", "small", "--quick", "--out", tmp_path, status=0)
     assert "no picture is drawn" in done.err
     assert "poetmodel[report]" in done.err
@@ -199,11 +199,11 @@ def test_missing_matplotlib_leaves_the_picture_out(tmp_path, monkeypatch):
 
 def test_time_limit_is_passed_on(tmp_path, monkeypatch):
     """The limit of the command line replaces the figure's; a cell without an answer: status 1."""
-    monkeypatch.setattr(bench, "sweep", here)
+    monkeypatch.setattr(sweeps, "sweep", here)
     done = invoke("bench", "small", "--quick", "--time-limit", "2.5", "--out", tmp_path, "--json")
     assert {cell["time_limit_s"] for cell in done.json["cells"]} == {2.5}
     monkeypatch.setattr(
-        bench, "sweep", lambda cells, *_, **__: [failure(cell, "it broke") for cell in cells]
+        sweeps, "sweep", lambda cells, *_, **__: [failure(cell, "it broke") for cell in cells]
     )
     done = invoke("bench", "small", "--quick", "--out", tmp_path, "--quiet", status=1)
     assert "2 of 2 runs failed" in done.err

@@ -130,13 +130,13 @@ def test_pages_and_styles_load_what_the_site_has(site):
 def test_public_names_are_in_the_reference(whole):
     """Every name of the package and of its parts for users has its docstring in the reference."""
     import poetmodel as pm
-    from poetmodel import baselines, bench, plan, planner
+    from poetmodel import baselines, plan, planner, sweeps
 
     anchors = set()
     for page in (whole / "reference").glob("*.html"):
         anchors |= Loads(page.read_text(encoding="utf-8")).anchors
     ends = {anchor.rpartition(".")[2] for anchor in anchors if anchor.startswith("poetmodel.")}
-    for package in (pm, plan, planner, baselines, bench):
+    for package in (pm, plan, planner, baselines, sweeps):
         missing = set(package.__all__) - ends - {"__version__", "zoo"}
         assert missing == set(), package.__name__
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from poetmodel.bench import Progress
     from poetmodel.problem import Problem
     from poetmodel.problem.objective import Objective
     from poetmodel.solver.request import SolveProgress
+    from poetmodel.sweeps import Progress
 
     OnProgress = Callable[[SolveProgress], None]
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from poetmodel.bench.runs import Run
-    from poetmodel.bench.tables import Row
     from poetmodel.graph.catalogue import Variant
     from poetmodel.report.pictures import Map, Panel
+    from poetmodel.sweeps.runs import Run
+    from poetmodel.sweeps.tables import Row
 
 
 MAX_WORKERS: Final = 256
@@ -123,17 +123,17 @@ def sweep(
     output: options.OutputOptions,
 ) -> None:
     """Solve every combination of models, devices, limits and methods, and record each."""
-    from poetmodel import bench
-    from poetmodel.bench import tables
+    from poetmodel import sweeps
+    from poetmodel.sweeps import tables
 
     if runs.plot is not None:
-        from poetmodel.bench.pictures import check_form
+        from poetmodel.sweeps.pictures import check_form
 
         check_form(runs.plot)
     commit = commits.steps_to_commit
     cells = _runs(problems, variant.shape, search, seed=runs.seed, commit=commit)
     with progress_bar(wanted=not output.json) as on_progress:
-        records = bench.sweep(
+        records = sweeps.sweep(
             cells,
             problems.out,
             workers=runs.workers,
@@ -143,7 +143,7 @@ def sweep(
     rows = tables.rows(records)
     tables.write_csv(problems.out / "cells.csv", rows)
     if runs.plot is not None:
-        from poetmodel.bench.pictures import draw, overheads
+        from poetmodel.sweeps.pictures import draw, overheads
 
         draw(runs.plot, overheads(rows))
     if output.json:
@@ -163,11 +163,11 @@ def _runs(
     commit: int | None,
 ) -> Sequence[Run]:
     """Return all combinations; raise every fault of the options, those of a file with its name."""
-    from poetmodel import bench
-    from poetmodel.bench.runs import IN_CONSTRAINTS
+    from poetmodel import sweeps
+    from poetmodel.sweeps.runs import IN_CONSTRAINTS
 
     counts = problems.deadline_counts
-    settings = bench.Settings(
+    settings = sweeps.Settings(
         deadline_counts=None if counts is None else str(counts),
         time_limit_s=search.time_limit,
         gap=search.gap,
@@ -177,7 +177,7 @@ def _runs(
         commit=commit,
     )
     try:
-        return bench.grid(
+        return sweeps.grid(
             problems.models,
             _names(problems.devices, "--devices"),
             ram=_names(problems.ram, "--ram"),
@@ -248,7 +248,7 @@ def _backend(name: str) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    from poetmodel.bench.summaries import overhead_ratio
+    from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", "status")
     figures = ("overhead", "gap", "peak", "time")
@@ -307,9 +307,9 @@ class FigureOptions:
 @options.command("poetmodel bench figure5 --quick")
 def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
     """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
-    from poetmodel.bench import figures, pictures, summaries, tables
-    from poetmodel.bench import sweep as run_all
-    from poetmodel.bench.store import Store
+    from poetmodel.sweeps import figures, pictures, summaries, tables
+    from poetmodel.sweeps import sweep as run_all
+    from poetmodel.sweeps.store import Store
 
     limit_s, name = wanted.time_limit, wanted.name
     if limit_s is not None and not math.isfinite(limit_s):
@@ -350,7 +350,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
     """Draw the pictures; return their files, and notes on what is missing."""
-    from poetmodel.bench.pictures import check_form, draw
+    from poetmodel.sweeps.pictures import check_form, draw
 
     paths = [stem.with_suffix(form) for form in FORMS]
     try:

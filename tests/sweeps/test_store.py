@@ -10,10 +10,10 @@ import pytest
 
 from kit.commands import BOARD, chain, write_graph
 from poetmodel.baselines import method_names
-from poetmodel.bench import Run, Settings, Store, grid
-from poetmodel.bench.figures import FIGURES, Figure, Part, figure
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape, Variant, load_model
+from poetmodel.sweeps import Run, Settings, Store, grid
+from poetmodel.sweeps.figures import FIGURES, Figure, Part, figure
 
 
 def _record(key, status="optimal", **more):
@@ -116,7 +116,7 @@ def test_record_that_cannot_be_written_whole_leaves_the_file(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("poetmodel.bench.store.os.fsync", full)
+        patched.setattr("poetmodel.sweeps.store.os.fsync", full)
         with told.raises(InputError):
             store.add(_record("b"))
     assert store.path.read_bytes() == before
@@ -177,7 +177,7 @@ def test_all_combinations_budgets_ascending():
 
 def test_another_limit_or_graph_is_another_cell(tmp_path):
     """A changed setting, graph or device file is not taken for what was solved before."""
-    from poetmodel.bench.runs import _fingerprint, device_of, graph_of
+    from poetmodel.sweeps.runs import _fingerprint, device_of, graph_of
 
     board = tmp_path / "board.toml"
     keys = []

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.measurement import FAILED, Record
 from poetmodel.files import read_bytes, write_text, writing
+from poetmodel.sweeps.measurement import FAILED, Record
 
 if sys.platform != "win32":
     import fcntl

@@ -8,19 +8,19 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.runs import graph_of
-from poetmodel.bench.summaries import grouped, overhead_ratio
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import KINDS, map_chart
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import COLOURS, Kind, Map, Panel, moves_in_words
 from poetmodel.schedule import GraphIdentity, Schedule
+from poetmodel.sweeps.runs import graph_of
+from poetmodel.sweeps.summaries import grouped, overhead_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from poetmodel.bench.tables import Row
+    from poetmodel.sweeps.tables import Row
 
 FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
 """Libraries that draw a picture, by the ending of its file."""
@@ -46,7 +46,7 @@ def panels(
     rows: Sequence[Row],
     schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
-    """Return the picture of a figure, of rows as `poetmodel.bench.tables.rows` gives them.
+    """Return the picture of a figure, of rows as `poetmodel.sweeps.tables.rows` gives them.
 
     Maps are drawn of schedule files, whose content `schedule_of` finds by the key of a run.
     """

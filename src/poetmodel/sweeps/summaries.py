@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.measurement import NOT_APPLICABLE, NOT_INSTALLED, REFUSED
 from poetmodel.result import Status
+from poetmodel.sweeps.measurement import NOT_APPLICABLE, NOT_INSTALLED, REFUSED
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poetmodel.bench.tables import Row
+    from poetmodel.sweeps.tables import Row
 
 PROVEN: Final = 1e-4
 """A gap up to this counts as closed, as the solves were asked for."""
@@ -38,7 +38,7 @@ class Summary:
 
 
 def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
-    """Return the tables of a figure, of rows as `poetmodel.bench.tables.rows` gives them."""
+    """Return the tables of a figure, of rows as `poetmodel.sweeps.tables.rows` gives them."""
     makers = {"figure2": _by_map, "table3": _pofo}
     return tuple(makers.get(name, _by_method)(rows))
 

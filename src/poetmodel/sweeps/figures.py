@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.registry import method_names
-from poetmodel.bench.runs import Run, Settings, grid
 from poetmodel.errors import InputError
+from poetmodel.sweeps.runs import Run, Settings, grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

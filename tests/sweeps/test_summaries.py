@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from kit.figure_rows import row, without
-from poetmodel.bench.pictures import check_form, digest, draw, overheads, panels
-from poetmodel.bench.runs import Run
-from poetmodel.bench.summaries import overhead_ratio, percent, summary
-from poetmodel.bench.tables import rows, write_csv
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.charts import map_chart
 from poetmodel.report.pictures import Map, Panel
 from poetmodel.schedule import checkpoint_all
+from poetmodel.sweeps.pictures import check_form, digest, draw, overheads, panels
+from poetmodel.sweeps.runs import Run
+from poetmodel.sweeps.summaries import overhead_ratio, percent, summary
+from poetmodel.sweeps.tables import rows, write_csv
 
 
 def test_overheads_by_method_and_budget():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.registry import method
-from poetmodel.bench.runs import Run, device_of, graph_of
 from poetmodel.device import Costs
 from poetmodel.errors import (
     BackendUnavailableError,
@@ -29,6 +28,7 @@ from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 from poetmodel.schedule.relations import HISTORY, RESIDENT
+from poetmodel.sweeps.runs import Run, device_of, graph_of
 
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult

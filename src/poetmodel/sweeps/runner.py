@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.registry import method
-from poetmodel.bench.measurement import FAILED, Record, failure, measure
-from poetmodel.bench.store import RecordFile, Store
-from poetmodel.bench.workers import LocalProcesses
+from poetmodel.sweeps.measurement import FAILED, Record, failure, measure
+from poetmodel.sweeps.store import RecordFile, Store
+from poetmodel.sweeps.workers import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from pathlib import Path
 
-    from poetmodel.bench.runs import Run
+    from poetmodel.sweeps.runs import Run
 
 TRIES: Final = 2
 """How often a run is begun whose process dies."""

@@ -12,13 +12,13 @@ import pytest
 
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
-from poetmodel.bench import Run, Settings, Store, grid, measurement, sweep
-from poetmodel.bench.measurement import blank, measure
-from poetmodel.bench.runner import sweep_queue
-from poetmodel.bench.tables import rows
 from poetmodel.errors import BackendUnavailableError, LicenceError
 from poetmodel.process import WorkerProcess
 from poetmodel.schedule import RELATIONS
+from poetmodel.sweeps import Run, Settings, Store, grid, measurement, sweep
+from poetmodel.sweeps.measurement import blank, measure
+from poetmodel.sweeps.runner import sweep_queue
+from poetmodel.sweeps.tables import rows
 
 METHODS = ("optimal", "lru-paging")
 
@@ -82,7 +82,7 @@ def test_killed_process_costs_nothing(tmp_path, monkeypatch):
         started.append(WorkerProcess())
         return started[-1]
 
-    monkeypatch.setattr("poetmodel.bench.workers.WorkerProcess", noted)
+    monkeypatch.setattr("poetmodel.sweeps.workers.WorkerProcess", noted)
 
     def kill_once(progress):
         if progress.done == 1 and not ends:
@@ -188,7 +188,7 @@ def test_start_is_used(monkeypatch):
         given.append(options.get("start"))
         return run(*arguments, **options)
 
-    monkeypatch.setattr("poetmodel.bench.measurement.run_method", watched)
+    monkeypatch.setattr("poetmodel.sweeps.measurement.run_method", watched)
     record = measure(_one_run("optimal", "85%").to_dict(), small["schedule"])
     assert record["warm_start"] is True
     assert record["status"] == "optimal"
@@ -215,7 +215,7 @@ def test_homes_of_state_are_in_the_record_and_in_the_start(monkeypatch, tmp_path
         given.append(options.get("start"))
         return run(*arguments, **options)
 
-    monkeypatch.setattr("poetmodel.bench.measurement.run_method", watched)
+    monkeypatch.setattr("poetmodel.sweeps.measurement.run_method", watched)
     larger = measure(runs[1].to_dict(), small["schedule"])
     assert given[0].resident == (4,)
     assert larger["schedule"]["resident"] == [1, 4]

@@ -6,11 +6,11 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED, Record
-from poetmodel.bench.runs import Run
 from poetmodel.device.room import ROOM
 from poetmodel.files import write_text
 from poetmodel.result import relative_gap
+from poetmodel.sweeps.measurement import NOT_INSTALLED, REFUSED, Record
+from poetmodel.sweeps.runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
