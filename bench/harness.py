@@ -13,21 +13,23 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import poetmodel as pm
-from poetmodel.errors import PoetModelError
+from poetmodel.errors import InputError, PoetModelError, WorkersLostError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.result import Termination
 from poetmodel.sweeps.measurement import FAILED, circumstances
-from poetmodel.sweeps.runner import Progress, RunQueue
+from poetmodel.sweeps.runner import Progress, RunQueue, shard
 from poetmodel.sweeps.store import RecordFile
+from poetmodel.sweeps.workers import Isolation, ModuleFunction, ShippingPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from poetmodel.sweeps.measurement import Record
@@ -295,8 +297,12 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
     parser.add_argument("--smoke", action="store_true", help="each kind of run at its smallest")
     parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--limit", type=float, help="limit of each run [s]; default: its own")
+    parser.add_argument(
+        "--limit", type=float, help="limit of each run in seconds; default: its own"
+    )
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--scheduler", help="solve on the workers of this Dask scheduler")
+    parser.add_argument("--shard", metavar="I/N", help="every N-th run, from the I-th on")
     defaults = study.defaults()
     named = ", ".join(defaults) or "there are none"
     parser.add_argument(
@@ -309,6 +315,10 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
         settings = defaults | dict(setting(study, text) for text in options.set)
     except ValueError as error:
         parser.error(f"--set: {error}")
+    try:
+        part = shard(options.shard) if options.shard else slice(None)
+    except PoetModelError as error:
+        parser.error(f"--shard: {error}")
     missing = [name for name, value in settings.items() if value == REQUIRED]
     if missing and not options.smoke:
         parser.error(f"--set: {missing[0]}=VALUE is missing")
@@ -320,11 +330,35 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
     runs = [run for run in runs if options.only in run.name]
     if options.limit is not None:
         runs = [run.limited(options.limit) for run in runs]
+    store = RecordFile(options.out, study.key_of)
+    try:
+        with opened(study, options) as (pool, width):
+            return run_all(runs[part], study, store, pool, settings, width)
+    except WorkersLostError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except InputError as error:
+        parser.error(str(error))
+
+
+@contextmanager
+def opened(
+    study: Study, options: argparse.Namespace
+) -> Iterator[tuple[Executor, Callable[[], int]]]:
+    """Yield the pool of a study, and a function that counts its runs at a time."""
+    if options.scheduler:
+        from poetmodel.sweeps.cluster import connected
+
+        isolation = Isolation(grace_s=study.grace_s if study.alone else None)
+        with connected(options.scheduler, isolation) as found:
+            yield found
+        return
     here = options.smoke or not study.alone
     pool = ThisProcess() if here else FreshProcesses(
         options.workers, preloaded=study.preloaded, grace_s=study.grace_s
     )  # fmt: skip
-    return run_all(runs, study, RecordFile(options.out, study.key_of), pool, settings)
+    with pool:
+        yield pool, lambda: options.workers
 
 
 def run_all(
@@ -333,29 +367,34 @@ def run_all(
     store: RecordFile,
     pool: Executor,
     settings: Mapping[str, Any],
+    width: Callable[[], int],
 ) -> int:
     """Do runs in their order, in a pool; return 130 where that was interrupted, or 0."""
     workers = settings["workers"]
 
     def failure(run: Any, error: BaseException) -> Record:
-        if not isinstance(error, ProcessEndedError | PoetModelError):
+        known = isinstance(error, ProcessEndedError | BrokenExecutor | PoetModelError)
+        if not known and not isinstance(pool, ShippingPool):  # a cluster has errors of its own
             raise error
         seconds = getattr(error, "seconds", 0.0)
         facts = {"seconds": seconds, "status": FAILED, "reason": str(error)}
         return record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
+    measure = study.measure
+    if isinstance(pool, ShippingPool):  # a worker finds the function in its own checkout
+        folder = str(Path(__file__).resolve().parent)
+        measure = ModuleFunction(folder, measure.__module__, measure.__qualname__)
     queue: RunQueue[Any] = RunQueue(
         store=store,
         runs=runs,
-        measure=study.measure,
+        measure=measure,
         failure=failure,
         start_of=lambda run: study.start_of(run, store, settings),
         on_progress=_show,
     )
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with pool:
-            queue.run(pool, workers)
+        queue.run(pool, width)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130

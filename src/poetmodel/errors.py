@@ -216,6 +216,10 @@ class TooLargeError(PoetModelError):
     """A schedule or a model would have more entries than memory is meant to hold."""
 
 
+class WorkersLostError(PoetModelError, RuntimeError):
+    """The workers of a sweep cannot take runs any more; what was recorded stays."""
+
+
 class VerificationError(PoetModelError):
     """The verifier rejected a schedule that a solver called feasible.
 

@@ -52,11 +52,13 @@ def processor(*keys: str) -> str:
     return platform.processor()
 
 
-def read_bytes(path: str | Path, *, limit_bytes: int = 2**30) -> bytes:
-    """Return the content of a file; at most `limit_bytes` are accepted."""
+def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
+    """Return the content of a file from byte `begin` on; at most `limit_bytes` are accepted."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
+            if begin:
+                stream.seek(begin)
             content = stream.read(limit_bytes + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None

@@ -17,8 +17,8 @@ from poetmodel.cli.application import app
 from poetmodel.errors import BackendError, BackendUnavailableError, VerificationError
 
 COMMANDS = (
-    "solve", "limits", "choose", "plan", "trace", "profile", "export", "state", "sweep", "report",
-    "explore", "bench", "inspect", "verify", "explain", "diff", "models", "devices",
+    "solve", "limits", "choose", "plan", "trace", "profile", "export", "state", "sweep", "merge",
+    "report", "explore", "bench", "inspect", "verify", "explain", "diff", "models", "devices",
 )  # fmt: skip
 SLOW = ("bench",)
 """Commands whose example takes long."""

@@ -130,6 +130,26 @@ def test_ended_sweep_is_resumed(blow):
     assert after.count(b"\n") == 14
 
 
+@pytest.mark.slow
+def test_sweeps_of_one_folder_share_the_work():
+    """Two at the same time: each cell is solved once, and both end with all of them."""
+    arguments = ["sweep", "mlp", "resnet18-cifar", "--devices", "rpi4b", "--quiet", "--json"]
+    arguments += ["--ram", "75%,80%,85%,90%", "--methods", "swap-advisor,dtr", "--cold"]
+    command = [sys.executable, "-m", "poetmodel", *arguments, "--out", str(Path("sweep"))]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ended = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert [errors for _, errors in ended] == ["", ""]  # no semaphores are left, either
+    first, second = (json.loads(output)["cells"] for output, _ in ended)
+    assert first == second
+    lines = (Path("sweep") / "cells.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines]
+    assert len(keys) == len(set(keys)) == len(first) == 16
+
+
 # -- bench ---------------------------------------------------------------------------------------
 SMALL = Figure(
     name="small",
@@ -228,3 +248,31 @@ def test_unknown_names_and_limits_are_refused():
     ):
         assert invoke("bench", *arguments, "--out", out).status == 2
     assert not out.exists()
+
+
+# -- parts of a sweep ------------------------------------------------------------------------------
+def test_shards_in_folders_of_their_own_are_merged():
+    """Every run is in one of the shards; merged, they are the table of the whole sweep."""
+    whole = invoke("sweep", "mlp", *ARGUMENTS, "--out", "whole", "--json", status=0).json["cells"]
+    for index in (1, 2):
+        invoke("sweep", "mlp", *ARGUMENTS, "--shard", f"{index}/2", "--out", f"{index}", status=0)
+    merged = invoke("merge", "1", "2", "--out", "all", "--json", status=0).json["cells"]
+    names = ("model", "device", "ram", "method", "status", "energy_j")
+    rows = [
+        sorted(tuple(row[name] for name in names) for row in table) for table in (whole, merged)
+    ]
+    assert rows[0] == rows[1]
+    assert Path("all/cells.csv").exists()
+    again = invoke("merge", "1", "2", "--out", "all", "--json", status=0).json["cells"]
+    assert again == merged
+
+
+def test_wrong_shard_or_folder_is_named():
+    """A shard that is none, and a folder without a sweep, are refused before anything is made."""
+    for shard in ("0/2", "3/2", "2", "a/b"):
+        refused = invoke("sweep", "mlp", *ARGUMENTS, "--shard", shard, "--out", "out")
+        assert (refused.status, refused.err.count("\n")) == (2, 1)
+        assert "--shard" in refused.err
+    refused = invoke("merge", "nowhere", "--out", "out")
+    assert (refused.status, "nowhere" in refused.err) == (2, True)
+    assert not Path("out").exists()

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {
     *("pyomo", "highspy", "networkx", "pydantic", "torch", "matplotlib", "plotly"),
-    *("gurobipy", "pyscipopt", "scipy"),
+    *("dask", "distributed", "gurobipy", "pyscipopt", "scipy"),
 }
 """Packages that only what needs them may load."""
 

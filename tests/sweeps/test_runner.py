@@ -4,6 +4,9 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +15,17 @@ import pytest
 
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
-from poetmodel.errors import BackendUnavailableError, LicenceError
-from poetmodel.process import WorkerProcess
+from poetmodel.errors import BackendUnavailableError, InputError, LicenceError, WorkersLostError
+from poetmodel.process import ProcessEndedError, WorkerProcess
 from poetmodel.schedule import RELATIONS
 from poetmodel.sweeps import Run, Settings, Store, grid, measurement, sweep
 from poetmodel.sweeps.measurement import blank, measure
-from poetmodel.sweeps.runner import sweep_queue
+from poetmodel.sweeps.runner import shard, sweep_queue
 from poetmodel.sweeps.tables import rows
+from poetmodel.sweeps.workers import files_of_run, run_shipped
 
 METHODS = ("optimal", "lru-paging")
+TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s"}
 
 
 def _runs(*ram, methods=METHODS):
@@ -28,7 +33,7 @@ def _runs(*ram, methods=METHODS):
 
 
 class _Pool(Executor):
-    """Answers at once, in this process; `deaths` says for which runs it breaks."""
+    """Answers at once, in this process; `deaths` names the runs whose process dies."""
 
     def __init__(self, deaths, begun):
         self.deaths = deaths
@@ -40,7 +45,7 @@ class _Pool(Executor):
         future = Future()
         if run.name in self.deaths:
             self.deaths.remove(run.name)
-            future.set_exception(BrokenExecutor("a process died"))
+            future.set_exception(ProcessEndedError("a process died"))
         else:
             result = {"problem": {"ram_budget_bytes": 1}}
             schedule = {"of": run.ram} if run.method == "optimal" else None
@@ -57,6 +62,15 @@ def _run(runs, folder, *, deaths=None, warm=True):
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
     queue.run(_Pool(deaths or [], begun), 4)
     return begun, told
+
+
+def _lasting(record):
+    """Return a record without times, and without the kind of the pool."""
+    result = record["result"] and {
+        name: value for name, value in record["result"].items() if name not in TIMES
+    }
+    kept = {name: value for name, value in record.items() if name not in {*TIMES, "pool"}}
+    return {**kept, "result": result}
 
 
 def test_sweep_in_real_processes(tmp_path):
@@ -147,6 +161,173 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path):
     begun, told = _run(runs, tmp_path / "twice")
     assert [entry[0] for entry in begun] == [name]
     assert (told[-1].done, told[-1].failed) == (4, 0)
+
+
+class _Breaking(_Pool):
+    """Breaks for good at its third run: by an exception, by cancelling it, or when it is given."""
+
+    def __init__(self, how):
+        super().__init__([], [])
+        self.how = how
+
+    def submit(self, *arguments, **_):
+        if len(self.begun) < 2:
+            return super().submit(*arguments)
+        if self.how == "refused":
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future = Future()
+        if self.how == "cancelled":
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        else:
+            future.set_exception(BrokenExecutor("a worker died"))
+        return future
+
+
+@pytest.mark.parametrize("how", ["broken", "cancelled", "refused"])
+def test_broken_pool_leaves_what_is_recorded(how, tmp_path):
+    """One sentence says how many runs are recorded; another pool does the others alone."""
+    runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
+    queue = sweep_queue(runs, Store(tmp_path), warm=True, on_progress=None)
+    with pytest.raises(WorkersLostError, match="2 of 3 runs are recorded"):
+        queue.run(_Breaking(how), 1)
+    assert len(Store(tmp_path).finished()) == 2
+    assert not (tmp_path / "claims").exists()
+    begun, _ = _run(runs, tmp_path)
+    assert [name for name, _ in begun] == [runs[2].name]
+
+
+def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
+    """Graph, device, method and the modules beside it come from the caller, not from the disk.
+
+    Records name them as the caller does, and the kind of the pool.
+    """
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    graph = write_graph(there / "own.graph.json", training_step())
+    Path("board.toml").write_text(BOARD)
+    Path("alongside.py").write_text("NAME = 'dtr'\n")
+    Path("mine.py").write_text(
+        "import poetmodel as pm\nfrom alongside import NAME\n"
+        "def mine(problem):\n"
+        "    return pm.baselines.run(problem, NAME).require_schedule()\n"
+    )
+    runs = grid(
+        [graph.name], ["board.toml"], ram=["1140"], methods=["mine.py:mine", "checkpoint-all"]
+    )
+    here = sweep(runs, tmp_path / "here")
+
+    files = files_of_run(runs[0].to_dict())
+    assert {field: sorted(contents) for field, contents in files.items()} == {
+        "model": ["own.graph.json"],
+        "device": ["board.toml"],
+        "method": ["alongside.py", "mine.py"],
+    }
+
+    class Elsewhere(Executor):
+        """Does each run at once, in another folder."""
+
+        def submit(self, function, *arguments):
+            future = Future()
+            monkeypatch.chdir(tmp_path)
+            future.set_result(function(*arguments))
+            monkeypatch.chdir(there)
+            return future
+
+    elsewhere = sweep(runs, tmp_path / "elsewhere", pool=Elsewhere())
+    assert [_lasting(record) for record in elsewhere] == [_lasting(record) for record in here]
+    assert {record["pool"] for record in here} == {"poetmodel.LocalProcesses"}
+    assert {record["pool"] for record in elsewhere} == {
+        f"{__name__.partition('.')[0]}.{Elsewhere.__qualname__}"
+    }
+
+
+def test_another_version_does_no_run():
+    """A worker that joins late with another version records failures, which are repeated."""
+    (run,) = _runs("75%", methods=("lru-paging",))
+    with pytest.raises(InputError, match=r"0\.0\.1"):
+        run_shipped("0.0.1", measure, run.to_dict(), None, {}, None)
+
+
+def test_shards_are_merged(tmp_path):
+    """Shards have all runs, each once; a run that failed in one and ended in another has ended."""
+    runs = _runs("75%", "80%", "90%")
+    parts = [runs[shard(f"{index}/4")] for index in range(1, 5)]
+    assert sorted(run.key for part in parts for run in part) == sorted(run.key for run in runs)
+    for index, part in enumerate(parts):
+        _run(part, tmp_path / f"{index}", deaths=[parts[0][0].name] * 2 if index == 0 else [])
+    _run(parts[0], tmp_path / "again")
+    store = Store(tmp_path / "all")
+    copied = [store.merge(Store(tmp_path / name)) for name in ("0", "1", "2", "3", "again", "1")]
+    assert copied == [2, 2, 1, 1, 1, 0]
+    assert store.finished().keys() == {run.key for run in runs}
+    solved = [run for run in runs if run.method == "optimal"]
+    assert [store.schedule(run.key) for run in solved] == [{"of": run.ram} for run in solved]
+    for text in ("0/4", "5/4", "1", "1/x", ""):
+        with pytest.raises(InputError):
+            shard(text)
+
+
+def test_runs_of_another_sweep_are_left_to_it(tmp_path):
+    """What it has claimed is waited for, and what it has recorded is not solved again."""
+    runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
+    other = Store(tmp_path)
+    claim = other.claim(runs[1].key)
+    assert Store(tmp_path).claim(runs[1].key) is None
+
+    def finish():
+        other.add({**blank(runs[1]), "status": "feasible", "result": None, "by": "the other"})
+        claim.release()
+
+    timer = threading.Timer(0.3, finish)
+    timer.start()
+    begun, told = _run(runs, tmp_path)
+    timer.join()
+    assert sorted(name for name, _ in begun) == sorted(runs[k].name for k in (0, 2))
+    assert (told[-1].done, told[-1].failed) == (3, 0)
+    records = {record["key"]: record for record in Store(tmp_path).records()}
+    assert records[runs[1].key]["by"] == "the other"
+    assert not (tmp_path / "claims").exists()
+
+
+def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path):
+    """A claim ends with its process, though its file stays."""
+    (run,) = _runs("75%", methods=("lru-paging",))
+    code = (
+        "import os, pathlib, sys\n"
+        "from poetmodel.sweeps import Store\n"
+        "assert Store(pathlib.Path(sys.argv[1])).claim(sys.argv[2])\n"
+        "print('claimed', flush=True)\n"
+        "sys.stdin.read()\n"
+        "os._exit(9)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), run.key]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"claimed\n"
+        assert Store(tmp_path).claim(run.key) is None
+        process.kill()
+    assert len(list((tmp_path / "claims").iterdir())) == 1
+    begun, _ = _run((run,), tmp_path)
+    assert [name for name, _ in begun] == [run.name]
+
+
+def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path):
+    """The schedule that another sweep has found for the smaller budget starts the larger one."""
+    small, large = _runs("75%", "100%", methods=("optimal",))
+    other = Store(tmp_path)
+    claim = other.claim(small.key)
+
+    def finish():
+        record = {**blank(small), "status": "optimal", "result": None, "schedule": {"of": "other"}}
+        other.add(record)
+        claim.release()
+
+    timer = threading.Timer(0.3, finish)
+    timer.start()
+    begun, _ = _run((small, large), tmp_path)
+    timer.join()
+    assert begun == [(large.name, "other")]
 
 
 # -- one run -------------------------------------------------------------------------------------

@@ -116,15 +116,15 @@ def known_elsewhere(name: str) -> bool:
     return name not in _registered
 
 
-def fingerprint(entry: Method) -> str:
-    """Return an identifier of the file of a method of one's own; "" for shipped methods.
+def files_of(entry: Method) -> tuple[Path, ...]:
+    """Return the file of a method of one's own, and the modules that it imports from its folder.
 
-    The modules that are imported from the folder of that file belong to it; files of other methods
-    do not, unless they are imported, too.
+    Empty for shipped methods, and for functions that are in no file. Files of other methods are
+    left out, unless they are imported, too.
     """
     file = "" if entry.own is None else _file_of(entry.own)
     if not Path(file).is_file():  # also what is typed into a session
-        return ""
+        return ()
     folder = Path(file).resolve().parent
     modules = [
         getattr(module, "__file__", None) or ""
@@ -133,10 +133,16 @@ def fingerprint(entry: Method) -> str:
     ]
     files = {Path(module).resolve() for module in modules if module.endswith(_SUFFIX)}
     files = {path for path in files if path.parent == folder and path.is_file()}
+    return tuple(sorted(files | {Path(file).resolve()}))
+
+
+def fingerprint(entry: Method) -> str:
+    """Return an identifier of the files of a method of one's own; "" for shipped methods."""
+    files = files_of(entry)
     digest = hashlib.sha256()
-    for path in sorted(files | {Path(file).resolve()}):
+    for path in files:
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:16] if files else ""
 
 
 # -- where methods come from -----------------------------------------------------------------------

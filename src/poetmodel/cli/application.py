@@ -154,6 +154,7 @@ for _command in (
     exporting.export,
     inspect.state,
     sweep.sweep,
+    sweep.merge,
     report.report,
     explore.explore,
     sweep.bench,

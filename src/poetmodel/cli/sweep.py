@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph.catalogue import Variant
     from poetmodel.report.pictures import Map, Panel
+    from poetmodel.sweeps.measurement import Record
     from poetmodel.sweeps.runs import Run
     from poetmodel.sweeps.tables import Row
 
@@ -91,9 +92,14 @@ class GridOptions:
 
 @options.group
 class WorkersOption:
-    """How many runs are solved at a time."""
+    """Where runs are solved, and how many at a time."""
 
     workers: int = _run(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
+    scheduler: str | None = _run(
+        None,
+        "--scheduler tcp://HOST:PORT",
+        "Solve on the workers of this Dask scheduler in place of local processes.",
+    )
 
 
 @options.group
@@ -105,6 +111,11 @@ class RunOptions(WorkersOption):
         False,
         "--cold",
         "Do not start solves from the schedule of the next smaller budget.",
+    )
+    shard: str | None = _run(
+        None,
+        "--shard I/N",
+        "Solve every N-th run, from the I-th on; merge joins the folders.",
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
@@ -124,28 +135,79 @@ def sweep(
 ) -> None:
     """Solve every combination of models, devices, limits and methods, and record each."""
     from poetmodel import sweeps
-    from poetmodel.sweeps import tables
 
-    if runs.plot is not None:
-        from poetmodel.sweeps.pictures import check_form
-
-        check_form(runs.plot)
+    _check_picture(runs.plot)
     commit = commits.steps_to_commit
     cells = _runs(problems, variant.shape, search, seed=runs.seed, commit=commit)
+    if runs.shard is not None:
+        try:
+            cells = cells[sweeps.shard(runs.shard)]
+        except InputError as error:
+            raise error.within("--shard") from None
     with progress_bar(wanted=not output.json) as on_progress:
         records = sweeps.sweep(
             cells,
             problems.out,
             workers=runs.workers,
+            scheduler=runs.scheduler,
             warm=not runs.cold,
             on_progress=on_progress,
         )
+    _show_records(records, problems.out, runs.plot, output)
+
+
+@options.group
+class MergeOptions:
+    """The folders of sweeps."""
+
+    folders: list[Path] = options.argument(
+        options.REQUIRED, "FOLDERS...", "Folders of sweeps, such as those of --shard."
+    )
+    out: Path = options.output(
+        options.REQUIRED, "--out DIR", "Folder that gets all records; it may have some already."
+    )
+    plot: Path | None = options.output(
+        None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
+    )
+
+
+@options.command("poetmodel merge sweep --out merged")
+def merge(folders: MergeOptions, output: options.OutputOptions) -> None:
+    """Join the records and schedules of several sweeps in one folder."""
+    from poetmodel.sweeps.store import RECORDS, Store
+
+    _check_picture(folders.plot)
+    missing = [folder for folder in folders.folders if not (folder / RECORDS).is_file()]
+    if missing:
+        raise InputError(
+            f"{folder}: expected the folder of a sweep, with {RECORDS}" for folder in missing
+        )
+    store = Store(folders.out)
+    for folder in folders.folders:
+        store.merge(Store(folder))
+    _show_records(store.records(), folders.out, folders.plot, output)
+
+
+def _check_picture(plot: Path | None) -> None:
+    """Raise `InputError` if a picture of this form cannot be drawn."""
+    if plot is not None:
+        from poetmodel.sweeps.pictures import check_form
+
+        check_form(plot)
+
+
+def _show_records(
+    records: Sequence[Record], folder: Path, plot: Path | None, output: options.OutputOptions
+) -> None:
+    """Write the table and the picture of records, print the table, and exit 1 if a run failed."""
+    from poetmodel.sweeps import tables
+
     rows = tables.rows(records)
-    tables.write_csv(problems.out / "cells.csv", rows)
-    if runs.plot is not None:
+    tables.write_csv(folder / "cells.csv", rows)
+    if plot is not None:
         from poetmodel.sweeps.pictures import draw, overheads
 
-        draw(runs.plot, overheads(rows))
+        draw(plot, overheads(rows))
     if output.json:
         print_json({"cells": rows})
     else:
@@ -318,7 +380,13 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
     folder = FOLDER / name if wanted.out is None else wanted.out
     figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)
     with progress_bar(wanted=not output.json) as on_progress:
-        records = run_all(figure_runs, folder, workers=runs.workers, on_progress=on_progress)
+        records = run_all(
+            figure_runs,
+            folder,
+            workers=runs.workers,
+            scheduler=runs.scheduler,
+            on_progress=on_progress,
+        )
     cells = tables.rows(records)
     tables.write_csv(folder / "cells.csv", cells)
     shown = pictures.panels(name, cells, Store(folder).schedule)

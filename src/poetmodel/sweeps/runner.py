@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.registry import method
+from poetmodel.errors import InputError, WorkersLostError
+from poetmodel.process import ProcessEndedError
 from poetmodel.sweeps.measurement import FAILED, Record, failure, measure
-from poetmodel.sweeps.store import RecordFile, Store
-from poetmodel.sweeps.workers import LocalProcesses
+from poetmodel.sweeps.store import Claim, RecordFile, Store
+from poetmodel.sweeps.workers import LocalProcesses, ShippingPool, pool_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from poetmodel.sweeps.runs import Run
 
+POLL_S: Final = 0.2
+"""Interval at which runs that another command has claimed are looked at again [s]."""
 TRIES: Final = 2
 """How often a run is begun whose process dies."""
 
@@ -39,11 +43,36 @@ class Progress:
     """The record that has just come; None before the first."""
 
 
+def shard(text: str) -> slice:
+    """Return the runs of a shard ``I/N`` as a slice of all: each N-th, from the I-th on.
+
+    Raises
+    ------
+    InputError
+        If the text has another form.
+
+    Examples
+    --------
+    >>> list(range(8))[shard("2/3")]
+    [1, 4, 7]
+    """
+    index, _, count = text.partition("/")
+    try:
+        first, step = int(index), int(count)
+    except ValueError:
+        first, step = 0, 0
+    if not 1 <= first <= step:
+        raise InputError(f"expected I/N with I from 1 to N, such as 1/4, got {text!r}")
+    return slice(first - 1, None, step)
+
+
 def sweep(
     runs: Sequence[Run],
     folder: Path,
     *,
     workers: int = 1,
+    pool: Executor | None = None,
+    scheduler: str | None = None,
     warm: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Record]:
@@ -57,7 +86,14 @@ def sweep(
         Where records and schedules are kept. Runs that have a record there, of a sweep that was
         killed say, are not repeated, unless they failed.
     workers : int
-        Local processes at a time.
+        Runs at a time, each in a process of this machine or in `pool`.
+    pool : concurrent.futures.Executor, optional
+        Where runs are done in place of processes of this machine: an executor of Dask, say. Files
+        that runs name are handed over with them. The pool stays open.
+    scheduler : str, optional
+        Address of a running Dask scheduler, such as ``tcp://10.0.0.1:8786``: runs are done by its
+        workers, as many at a time as these have threads, each in a process of its own. Needs the
+        extra ``cluster``.
     warm : bool
         Whether methods that solve a program start from the schedule of the next smaller budget,
         which is valid for the larger one. Budgets of one problem then run one after the other.
@@ -72,18 +108,40 @@ def sweep(
     Raises
     ------
     InputError
-        If the folder cannot be used.
+        If the folder cannot be used, the scheduler cannot be reached, or a worker of it has another
+        version of poetmodel.
+    WorkersLostError
+        If `pool` or the connection to the scheduler breaks. Recorded runs stay.
 
     Notes
     -----
     Ctrl-C, or killing the sweep, loses the runs that are under way. Where a process dies, its run
-    is begun again in a fresh one, and recorded as failed when that dies too.
+    is begun again in a fresh one, and recorded as failed when that dies too. Sweeps that use one
+    folder at the same time share its runs: each run is solved by the sweep that claims it first.
     """
+    if scheduler is not None:
+        from poetmodel.sweeps.cluster import connected
+
+        with connected(scheduler) as (cluster, count_threads):
+            return _sweep(runs, folder, cluster, count_threads, warm, on_progress)
+    if pool is not None:
+        return _sweep(runs, folder, ShippingPool(pool), lambda: workers, warm, on_progress)
+    with LocalProcesses() as processes:
+        return _sweep(runs, folder, processes, lambda: workers, warm, on_progress)
+
+
+def _sweep(
+    runs: Sequence[Run],
+    folder: Path,
+    pool: Executor,
+    width: Callable[[], int],
+    warm: bool,  # noqa: FBT001
+    on_progress: Callable[[Progress], None] | None,
+) -> list[Record]:
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.todo:
-        with LocalProcesses() as pool:
-            queue.run(pool, workers)
+        queue.run(pool, width)
     records = {record["key"]: record for record in store.records()}
     return [records[run.key] for run in runs if run.key in records]
 
@@ -115,6 +173,7 @@ def sweep_queue(
         runs=runs,
         measure=measure,
         failure=lambda run, error: failure(run, f"{type(error).__name__}: {error}"),
+        identity_of=lambda run: {"key": run.key, "name": run.name, "cell": run.to_dict()},
         chain_of=lambda run: run.chain if is_linked(run) else run,
         start_of=start,
         on_progress=on_progress,
@@ -145,6 +204,8 @@ class RunQueue(Generic[AnyRun]):
     """Does a run in a process of the pool, given its fields and its start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
     """Returns the record of a run that gave none but raised."""
+    identity_of: Callable[[AnyRun], Record] = lambda _: {}
+    """Returns the fields of a record that name its run: a worker may have read copies of files."""
     chain_of: Callable[[AnyRun], Hashable] = lambda run: run.key
     """Runs with the same chain are done one after the other."""
     start_of: Callable[[AnyRun], Any] = lambda _: None
@@ -158,7 +219,11 @@ class RunQueue(Generic[AnyRun]):
     failed: int = 0
     begun_s: float = field(default_factory=time.monotonic)
     deaths: Counter[Hashable] = field(default_factory=Counter)
-    """How often a process has died at a run."""
+    """Number of processes that died at a run, by key."""
+    earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
+    """Records of failed runs, which are repeated, by key."""
+    claims: dict[Hashable, Claim] = field(default_factory=dict)
+    """Claims of the runs that are under way here, by key."""
 
     def __post_init__(self) -> None:
         finished = self.store.finished()
@@ -168,33 +233,107 @@ class RunQueue(Generic[AnyRun]):
                 self.skipped += 1
                 continue
             chains.setdefault(self.chain_of(run), []).append(run)
+            if record := self.store.record(run.key):
+                self.earlier_failures[run.key] = record
         self.todo = list(chains.values())
 
-    def run(self, pool: Executor, width: int) -> None:
-        """Do all runs; `width` is how many at a time."""
+    def run(self, pool: Executor, width: int | Callable[[], int]) -> None:
+        """Do all runs that no other process does; `width` is the number of runs at a time.
+
+        Returns when all runs are recorded, those of other processes included.
+
+        Raises
+        ------
+        WorkersLostError
+            If the pool takes no more runs.
+        """
+        kind = pool_kind(pool)
+        count_slots = width if callable(width) else lambda: width
         self._tell()
         running: dict[Future[Record], list[AnyRun]] = {}
-        while self.todo or running:
-            while self.todo and len(running) < width:
-                chain = self.todo.pop(0)
-                run = chain[0]
-                running[pool.submit(self.measure, run.to_dict(), self.start_of(run))] = chain
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            again = [self._settle(future, running.pop(future)) for future in ended]
-            self.todo[:0] = [chain for chain in again if chain]
+        try:
+            while self.todo or running:
+                slots = count_slots() if self.todo else 0
+                for chain in self._claim_chains(slots - len(running)):
+                    run = chain[0]
+                    running[self._submit(pool, run)] = chain
+                if not running:
+                    time.sleep(POLL_S)
+                    continue
+                timeout = POLL_S if self.todo and len(running) < slots else None
+                ended, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+                in_order = sorted(ended, key=_is_lost)  # answers are recorded before it raises
+                rest = [self._settle(future, running.pop(future), kind) for future in in_order]
+                self.todo[:0] = [chain for chain in rest if chain]
+        finally:
+            for claim in self.claims.values():
+                claim.release()
+            self.claims.clear()
 
-    def _settle(self, future: Future[Record], chain: list[AnyRun]) -> list[AnyRun]:
+    def _submit(self, pool: Executor, run: AnyRun) -> Future[Record]:
+        try:
+            return pool.submit(self.measure, run.to_dict(), self.start_of(run))
+        except (BrokenExecutor, RuntimeError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException | None) -> WorkersLostError:
+        reason = "the runs under way were cancelled" if error is None else _described(error)
+        recorded = self.skipped + self.done
+        return WorkersLostError(
+            f"the workers were lost ({reason}): {recorded} of {len(self.runs)} runs are recorded; "
+            "the same sweep with new workers does the others"
+        )
+
+    def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
+        """Claim the first run of some chains; drop the runs that other processes have recorded."""
+        claimed: list[list[AnyRun]] = []
+        remaining: list[list[AnyRun]] = []
+        for chain in self.todo:
+            is_ours = False
+            while len(claimed) < max_chains and chain and not is_ours and self._claim(chain[0]):
+                is_ours = not self._count_if_recorded(chain[0])
+                if not is_ours:
+                    del chain[0]
+            if is_ours:
+                claimed.append(chain)
+            elif chain:
+                remaining.append(chain)
+        self.todo = remaining
+        return claimed
+
+    def _claim(self, run: AnyRun) -> bool:
+        """Claim a run; return False while another process has it."""
+        if run.key not in self.claims and (claim := self.store.claim(run.key)) is not None:
+            self.claims[run.key] = claim
+        return run.key in self.claims
+
+    def _count_if_recorded(self, run: AnyRun) -> bool:
+        """Count a run as done if another process has recorded it since this one began."""
+        record = self.store.record(run.key)
+        if record is None or record == self.earlier_failures.get(run.key):
+            return False
+        self._count(run, record)
+        return True
+
+    def _count(self, run: AnyRun, record: Record) -> None:
+        self.claims.pop(run.key).release()
+        self.done += 1
+        self.failed += record["status"] == FAILED
+        self._tell(record)
+
+    def _settle(self, future: Future[Record], chain: list[AnyRun], kind: str) -> list[AnyRun]:
         """Record the first run of a chain; return what is left of it to run."""
+        if _is_lost(future):
+            raise self._lost(None if future.cancelled() else future.exception())
         run, error = chain[0], future.exception()
-        if isinstance(error, BrokenExecutor):
+        if isinstance(error, ProcessEndedError):
             self.deaths[run.key] += 1
             if self.deaths[run.key] < TRIES:
                 return chain
         record = future.result() if error is None else self.failure(run, error)
+        record = {**record, **self.identity_of(run), "pool": kind}
         self.store.add(record)
-        self.done += 1
-        self.failed += record["status"] == FAILED
-        self._tell(record)
+        self._count(run, record)
         return chain[1:]
 
     def _tell(self, last: Record | None = None) -> None:
@@ -211,3 +350,15 @@ class RunQueue(Generic[AnyRun]):
                 last=last,
             )
         )
+
+
+def _is_lost(future: Future[Any]) -> bool:
+    """Return whether a run ended because its pool did."""
+    if future.cancelled():
+        return True
+    error = future.exception()
+    return isinstance(error, BrokenExecutor) and not isinstance(error, ProcessEndedError)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

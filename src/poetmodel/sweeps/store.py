@@ -1,17 +1,19 @@
-"""Records in files of JSON lines, and the folder of a sweep: records and schedules."""
+"""Records in files of JSON lines, and the folder of a sweep: records, schedules and claims."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.files import read_bytes, write_text, writing
 from poetmodel.sweeps.measurement import FAILED, Record
 
-if sys.platform != "win32":
+if sys.platform != "win32":  # without locks, commands on one folder repeat each other's runs
     import fcntl
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 RECORDS: Final = "cells.jsonl"
 SCHEDULES: Final = "schedules"
 """Folder of the schedule files, each by the key of its run."""
+CLAIMS: Final = "claims"
+"""Folder with a locked file for each run that a process is solving."""
 _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 """Fields of every record of a sweep."""
 
@@ -37,27 +41,37 @@ class RecordFile:
     A record is on the disk before the next one is written; one that cannot be written whole leaves
     the file as it was. What a killed process left of a last line is taken away before the next
     record; a whole line without its end of line gets one. Lines that hold no record are passed
-    over. Several processes may write at the same time.
+    over. Several processes may write at the same time, each the runs that it claims.
     """
 
     def __init__(self, path: Path, key_of: Callable[[Record], Hashable]) -> None:
         self.path = path
+        self.claims_folder = path.with_name(f"{path.name}.{CLAIMS}")
+        """Folder of the locked files; it exists while runs are claimed."""
         self._key_of = key_of
+        self._records: dict[Hashable, Record] = {}
+        self._parsed_bytes = 0
 
     def records(self) -> list[Record]:
         """Return all records, the last one of each key, in the order of the file."""
-        return list(self._by_key().values())
+        self._parse_new_lines()
+        return list(self._records.values())
 
     def finished(self) -> dict[Hashable, Record]:
         """Return the records of the runs that need not be repeated, by key."""
-        found = self._by_key().items()
-        return {key: record for key, record in found if record["status"] != FAILED}
+        self._parse_new_lines()
+        return {key: record for key, record in self._records.items() if record["status"] != FAILED}
+
+    def record(self, key: Hashable) -> Record | None:
+        """Return the newest record of a run, whichever process wrote it; None without one."""
+        self._parse_new_lines()
+        return self._records.get(key)
 
     def add(self, record: Record) -> None:
         """Write a record."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
         with writing(self.path), self.path.open("a+b") as stream:
-            _lock(stream.fileno())
+            _lock(stream.fileno(), wait=True)  # until the file is closed
             self._end_last_line(stream)
             size = stream.seek(0, os.SEEK_END)
             try:
@@ -68,12 +82,30 @@ class RecordFile:
                 os.ftruncate(stream.fileno(), size)
                 raise
 
-    def _by_key(self) -> dict[Hashable, Record]:
-        content = read_bytes(self.path) if self.path.exists() else b""
-        return dict(filter(None, map(self._parse, content.split(b"\n"))))
+    def claim(self, key: Hashable) -> Claim | None:
+        """Return the right to solve a run; None while another process has it.
+
+        The right ends with `Claim.release`, or with this process however that ends.
+        """
+        name = hashlib.sha256(str(key).encode()).hexdigest()[:20]
+        return Claim.acquire(self.claims_folder / name)
+
+    def _parse_new_lines(self) -> None:
+        """Parse the lines that were written since the last time."""
+        if not self.path.exists():
+            return
+        if self.path.stat().st_size < self._parsed_bytes:  # the file was made shorter
+            self._records.clear()
+            self._parsed_bytes = 0
+        content = read_bytes(self.path, begin=self._parsed_bytes)
+        for line in content.split(b"\n"):
+            if (parsed := self._parse(line)) is not None:
+                key, record = parsed
+                self._records[key] = record
+        self._parsed_bytes += content.rfind(b"\n") + 1
 
     def _parse(self, line: bytes) -> tuple[Hashable, Record] | None:
-        """Return the record of a line with its key; None where it holds none."""
+        """Return the record of a line with its key; None where the line holds no record."""
         try:
             record = json.loads(line)
             return self._key_of(record), record
@@ -100,7 +132,7 @@ class Store(RecordFile):
     Parameters
     ----------
     folder : Path
-        Where the sweep lives.
+        Folder of the sweep.
 
     Raises
     ------
@@ -111,6 +143,7 @@ class Store(RecordFile):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / RECORDS, _key)
         self.folder = folder
+        self.claims_folder = folder / CLAIMS
         with writing(folder, "the folder cannot be made"):
             (folder / SCHEDULES).mkdir(parents=True, exist_ok=True)
 
@@ -129,6 +162,22 @@ class Store(RecordFile):
             document = json.loads(read_bytes(path)) if path.exists() else None
         return document if isinstance(document, dict) else None
 
+    def merge(self, other: Store) -> int:
+        """Copy the records and schedules of another folder that this folder lacks.
+
+        A record of a failed run is replaced by one of a run that ended. Returns the number of
+        records that were copied.
+        """
+        finished = self.finished()
+        copied = 0
+        for record in other.records():
+            key = record["key"]
+            if key in finished or (record["status"] == FAILED and self.record(key) is not None):
+                continue
+            self.add({**record, "schedule": other.schedule(key)})
+            copied += 1
+        return copied
+
     def _schedule_path(self, key: str) -> Path:
         return self.folder / SCHEDULES / f"{key}.schedule.json"
 
@@ -139,8 +188,49 @@ def _key(record: Record) -> str:
     return str(record["key"])
 
 
-def _lock(descriptor: int) -> None:
-    """Lock a file until it is closed; file systems without locks have none."""
-    if sys.platform != "win32":
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to solve a run: a file that is locked until `release`, or the process ends."""
+
+    path: Path
+    """The locked file, which is empty."""
+    descriptor: int
+
+    @classmethod
+    def acquire(cls, path: Path) -> Claim | None:
+        """Create and lock a file; return None where another process holds the lock."""
+        while True:
+            with writing(path):
+                path.parent.mkdir(exist_ok=True)
+                try:
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                except FileNotFoundError:  # the folder was removed with the last claim
+                    continue
+            if not _lock(descriptor):
+                os.close(descriptor)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return cls(path, descriptor)
+            os.close(descriptor)  # the file was removed between opening and locking
+
+    def release(self) -> None:
+        """Remove the file, and the folder if it is empty, and unlock the run."""
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self.path.unlink()
+        os.close(self.descriptor)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+
+def _lock(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock a file; return False where another process holds it, True on systems without locks."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

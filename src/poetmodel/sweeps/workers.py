@@ -1,14 +1,37 @@
-"""Workers for the runs of a sweep: processes of this machine."""
+"""Workers for the runs of a sweep: processes of this machine, or of others."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import json
+import sys
+import tempfile
+import threading
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.baselines.own import files_of
+from poetmodel.baselines.registry import method
+from poetmodel.device.io import device_names
+from poetmodel.errors import InputError, TimeLimitError
+from poetmodel.files import read_bytes, write_bytes
+from poetmodel.graph.catalogue import model_names
 from poetmodel.process import WorkerJob, WorkerProcess
+from poetmodel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from poetmodel.sweeps.measurement import Record
+
+Files = dict[str, bytes]
+"""Contents of files of one folder, by name."""
+_MODEL, _DEVICE, _METHOD = "model", "device", "method"
+"""Fields of a run that may name a file."""
 
 
 class LocalProcesses(Executor):
@@ -19,15 +42,17 @@ class LocalProcesses(Executor):
 
     def __init__(self) -> None:
         self._processes: list[WorkerProcess] = []
+        self._lock = threading.Lock()
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         """Call a function in a process."""
-        self._processes = [process for process in self._processes if process.is_alive]
-        idle = next((process for process in self._processes if not process.is_busy), None)
-        if idle is None:
-            idle = WorkerProcess()
-            self._processes.append(idle)
-        return idle.call(_called, function, *arguments)
+        with self._lock:
+            self._processes = [process for process in self._processes if process.is_alive]
+            idle = next((process for process in self._processes if not process.is_busy), None)
+            if idle is None:
+                idle = WorkerProcess()
+                self._processes.append(idle)
+            return idle.call(_called, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
         """End all processes at once."""
@@ -39,3 +64,159 @@ class LocalProcesses(Executor):
 
 def _called(_: WorkerJob, function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
+
+
+def pool_kind(pool: Executor) -> str:
+    """Return the package and class of a pool, as records name it."""
+    pool = getattr(pool, "pool", pool)
+    return f"{type(pool).__module__.partition('.')[0]}.{type(pool).__qualname__}"
+
+
+# -- pools that may be on other machines -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFunction:
+    """A function of a module that is found in a folder, wherever it is called."""
+
+    folder: str
+    """The folder, with the same path on each machine."""
+    module: str
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Import the module and call the function."""
+        if self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        return getattr(importlib.import_module(self.module), self.name)(*arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """A worker starts processes of its own for its runs."""
+
+    grace_s: float | None = None
+    """Time that a run may take beyond the `limit_s` of its fields [s], each in a fresh process;
+    None for processes that take one run after the other without a limit of theirs."""
+
+
+class ShippingPool(Executor):
+    """Hands runs to a pool of the caller, with the files that they name.
+
+    Parameters
+    ----------
+    pool : Executor
+        Where functions are called. It is not shut down here.
+    isolation : Isolation, optional
+        Whether workers start processes for their runs; by default runs are done in the workers.
+    """
+
+    def __init__(self, pool: Executor, isolation: Isolation | None = None) -> None:
+        self.pool = pool
+        self._isolation = isolation
+
+    def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Call a function with the fields of a run, and its start."""
+        fields, start = arguments
+        shipped = files_of_run(fields)
+        return self.pool.submit(
+            run_shipped, __version__, measure, fields, start, shipped, self._isolation
+        )
+
+
+def files_of_run(fields: dict[str, Any]) -> dict[str, Files]:
+    """Return the files that a run names, by field.
+
+    A method has the modules that it imports from its folder.
+    """
+    found: dict[str, Files] = {}
+    for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
+        name = fields.get(field)
+        if name is not None and name not in names and Path(name).is_file():
+            found[field] = {Path(name).name: read_bytes(name)}
+    try:
+        entry = method(fields[_METHOD])
+    except (KeyError, InputError):  # a study has names of its own for some methods
+        return found
+    if paths := files_of(entry):
+        contents = {path.name: path.read_bytes() for path in paths}
+        file = Path(fields[_METHOD].rpartition(":")[0])  # a link may have another name
+        found[_METHOD] = {**contents, file.name: file.read_bytes()}
+    return found
+
+
+def run_shipped(
+    version: str,
+    measure: Callable[..., Record],
+    fields: dict[str, Any],
+    start: Any,
+    files: dict[str, Files],
+    isolation: Isolation | None,
+) -> Record:
+    """Do a run in a worker that may be on another machine; return its record.
+
+    The files are written to a temporary folder and read from there; the record names them as the
+    caller does.
+
+    Raises
+    ------
+    InputError
+        If the worker has another version of poetmodel.
+    TimeLimitError
+        If the run exceeds its limit and grace.
+    """
+    if version != __version__:
+        raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
+    folders = {field: _written(contents) for field, contents in files.items()}
+    local = {field: f"{folders[field]}/{_base_name(fields[field])}" for field in files}
+    arguments = (measure, {**fields, **local}, start)
+    if isolation is None:
+        record = measure(*arguments[1:])
+    elif isolation.grace_s is None:
+        record = _processes(folders.get(_METHOD)).submit(*arguments).result()
+    else:
+        limit_s = fields["limit_s"] + isolation.grace_s
+        with LocalProcesses() as fresh:
+            try:
+                record = fresh.submit(*arguments).result(timeout=limit_s)
+            except TimeoutError:
+                raise TimeLimitError(f"the run did not end within {limit_s:.0f} s") from None
+    text = json.dumps(record)
+    for field, path in local.items():
+        text = text.replace(json.dumps(path)[1:-1], json.dumps(fields[field])[1:-1])
+    return dict(json.loads(text))
+
+
+def _base_name(name: str) -> str:
+    """Return a file name without its folders; that of a method keeps ``:FUNCTION``."""
+    return Path(name).name
+
+
+def _written(files: Files) -> str:
+    """Write files to a folder that is named by their content; return its path."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    folder = _temporary_folder() / digest.hexdigest()[:16]
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        if not (folder / name).exists():
+            write_bytes(folder / name, content)
+    return str(folder)
+
+
+@cache
+def _temporary_folder() -> Path:
+    """Return a folder that is removed when the process ends."""
+    holder = tempfile.TemporaryDirectory(prefix="poetmodel-", ignore_cleanup_errors=True)
+    _HOLDERS.append(holder)
+    return Path(holder.name)
+
+
+_HOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
+
+
+@cache
+def _processes(_method_folder: str | None) -> LocalProcesses:
+    """Return the processes of this worker that have imported the files of one method."""
+    return LocalProcesses()

@@ -1,0 +1,118 @@
+"""Workers of a Dask cluster; imported only where a scheduler is named."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.errors import InputError, MissingExtraError, listed
+from poetmodel.sweeps.workers import Isolation, ShippingPool
+from poetmodel.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
+
+CONNECT_S: Final = 4
+"""Time within which scheduler and workers must answer [s]."""
+_LENGTH_BYTES: Final = 8
+"""Size of the prefix of a Dask message, which is the length of the message [B]."""
+_MAX_GREETING_BYTES: Final = 2**20
+_ADDRESS: Final = re.compile(
+    r"(?:(?:tcp|tls)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})"
+)
+"""An address of a scheduler: ``tcp://10.0.0.1:8786``."""
+_VERSION: Final = "__import__('poetmodel').__version__"
+"""Evaluated by each worker: a function of ours would not be found where poetmodel is missing."""
+
+
+@contextmanager
+def connected(
+    scheduler: str, isolation: Isolation | None = None
+) -> Iterator[tuple[Executor, Callable[[], int]]]:
+    """Connect to a Dask scheduler; yield a pool, and a function that counts its threads.
+
+    Runs are done in processes that the workers start. A run whose worker dies is done by another
+    worker.
+
+    Raises
+    ------
+    InputError
+        If no scheduler listens at the address, it has no workers, or a worker has no poetmodel or
+        another version of it.
+    MissingExtraError
+        If the extra ``cluster`` is not installed.
+    """
+    _check_address(scheduler)
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError:
+        raise MissingExtraError(
+            "scheduler: a Dask cluster needs the extra: pip install 'poetmodel[cluster]'"
+        ) from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as sentences
+    try:
+        client = distributed.Client(scheduler, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"scheduler {scheduler!r}: a server answers there, but no Dask scheduler ({error})"
+        ) from error
+    try:
+        _check_workers(scheduler, client)
+        pool = ShippingPool(client.get_executor(pure=False), isolation or Isolation())
+        yield pool, lambda: max(1, sum(client.nthreads().values()))
+    finally:
+        client.close(timeout=CONNECT_S)
+
+
+def _check_workers(scheduler: str, client: Any) -> None:
+    """Raise `InputError` unless there are workers, all with this version of poetmodel."""
+    versions = client.run(eval, _VERSION, on_error="return")
+    if not versions:
+        raise InputError(
+            f"scheduler {scheduler!r}: it has no workers; start some: dask worker {scheduler}"
+        )
+    missing = [worker for worker, version in versions.items() if isinstance(version, Exception)]
+    if missing:
+        raise InputError(
+            f"scheduler {scheduler!r}: poetmodel cannot be imported by the workers "
+            f"{listed(missing)}; install poetmodel {__version__} where they run"
+        )
+    others = [f"{worker} has {found}" for worker, found in versions.items() if found != __version__]
+    if others:
+        raise InputError(
+            f"scheduler {scheduler!r}: expected workers with poetmodel {__version__}, "
+            f"{listed(others)}; install the same version everywhere"
+        )
+
+
+def _check_address(scheduler: str) -> None:
+    """Raise `InputError` unless a Dask scheduler seems to listen; Dask itself would try for long.
+
+    A scheduler sends the first message; with TLS the client does.
+    """
+    match = _ADDRESS.fullmatch(scheduler)
+    if match is None:
+        raise InputError(
+            f"scheduler {scheduler!r}: expected an address such as tcp://10.0.0.1:8786"
+        )
+    host, port = match["host"].strip("[]"), int(match["port"])
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+            is_dask = scheduler.startswith("tls:") or _greets_like_dask(connection)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise InputError(
+            f"scheduler {scheduler!r}: cannot be reached ({error}); is 'dask scheduler' running?"
+        ) from error
+    if not is_dask:
+        raise InputError(f"scheduler {scheduler!r}: the server there is no Dask scheduler")
+
+
+def _greets_like_dask(connection: socket.socket) -> bool:
+    """Return whether the first bytes are the length of a short message, as Dask sends it."""
+    length = connection.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
+    return len(length) == _LENGTH_BYTES and int.from_bytes(length, "little") < _MAX_GREETING_BYTES
