@@ -8,11 +8,12 @@ import pytest
 
 from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, invoke, refused, write_solved
 from kit.pages import read_page
+from kit.trace_events import check_trace
 from kit.worked import skip_problem
 from poetmodel.cli.plan import save_beside
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
-from poetmodel.plan import Arena, Plan, check_arena, check_plan
+from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
@@ -56,6 +57,34 @@ def test_plan_file_is_written_and_judged(told):
         assert stated[key] == getattr(simulation, key)
     check = check_plan(graph, costs, made)
     assert (check.violations, stated["stall_s"]) == ((), 0.0)
+
+
+def test_binary_is_the_same_plan():
+    """The table states the size of the bytes, which hold the plan of the JSON file."""
+    out, binary = Path("chain.plan.json"), Path("chain.plan")
+    plan(SCHEDULE, CHAIN, "--out", out, status=0)
+    done = plan(SCHEDULE, CHAIN, "--format", "binary", "--out", binary, status=0)
+    data = binary.read_bytes()
+    assert decode(data, Graph.load(CHAIN)) == Plan.load(out)
+    assert f"binary size    {len(data)} B" in done.out
+
+
+def test_trace_goes_to_the_file_or_to_stdout():
+    """Both have the same trace events, with the figures of the plan."""
+    out = Path("chain.trace.json")
+    plan(SCHEDULE, CHAIN, "--format", "trace", "--out", out, status=0)
+    done = plan(SCHEDULE, CHAIN, "--format", "trace", status=0)
+    assert json.loads(done.out) == json.loads(out.read_text())
+    assert check_trace(json.loads(done.out))
+    assert json.loads(done.out)["otherData"]["peak_ram_bytes"] == 304
+
+
+@pytest.mark.parametrize("more", [(), ("--arena", "--out", "x")])
+def test_binary_needs_a_file_and_has_no_addresses(more):
+    """Bytes are not printed, and addresses are not left out in silence."""
+    command = ("plan", SCHEDULE, "--graph", CHAIN, "--format", "binary")
+    assert "--format binary" in refused(*command, *more)
+    assert not Path("x").exists()
 
 
 @pytest.mark.parametrize("form", ["json", "text"])

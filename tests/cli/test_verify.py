@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, chain, invoke, write_graph, write_solved
+from kit.commands import (
+    BOARD,
+    BOARD_FILE,
+    CHAIN,
+    PROFILE,
+    chain,
+    invoke,
+    refused,
+    write_graph,
+    write_solved,
+)
 from kit.plans import plan
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
-from poetmodel.plan import check_plan
+from poetmodel.plan import check_plan, encode
 from poetmodel.schedule import GraphIdentity, checkpoint_all
 
 SOLVED = Path("x.schedule.json")
@@ -223,6 +233,21 @@ def test_valid_plan(plan_file, told):
         assert found[key] == stated[key]
     assert found["makespan_s"] == pytest.approx(6.002)  # page-out beside h1, page-in is stall
     assert found["mode"] == "dma"
+
+
+def test_binary_plan_is_checked_as_its_file():
+    """The graph is the given one, or the built-in one of its fingerprint; damage is named."""
+    graph, binary = Graph.load(CHAIN), Path("chain.plan")
+    made = plan(PROGRAM, device=str(BOARD_FILE))
+    data = encode(made, graph)
+    binary.write_bytes(data)
+    done = verify_plan(binary, CHAIN, "--json", status=0)
+    assert done.json["peak_ram_bytes"] == 304
+    assert "states no RAM budget" in done.err
+    assert verify_plan(binary, "mlp").status == 2
+    assert "missing graph" in refused("verify", binary)
+    binary.write_bytes(data[:-3])
+    assert "chain.plan: the binary plan is cut off" in verify_plan(binary, CHAIN, status=2).err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from poetmodel.graph.catalogue import (
     Variant,
     find_model,
     load_file,
+    load_model,
     model_names,
     read_model_or_file,
 )
@@ -177,6 +178,27 @@ def graph_of(
     if identity is not None and identity.name == name and identity.sha256 != graph.sha256:
         raise InputError(_of_other_sizes(identity, source))
     return NamedGraph(graph=graph, name=name, shape=shape)
+
+
+def graph_of_binary(given: FileGraphOptions, data: bytes, *, source: str | Path) -> Graph:
+    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint."""
+    if given.graph is not None:
+        return read_named(given.graph, given.shape)
+    from poetmodel.plan.binary import stored_fingerprint
+
+    sha256 = stored_fingerprint(data).hex()
+    for name in model_names():
+        try:
+            graph = load_model(name, given.shape)
+        except InputError:  # the network has no such sizes
+            continue
+        if graph.sha256.startswith(sha256):
+            return graph
+    raise InputError(
+        f"missing graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
+        "FILE|MODEL, its sizes with --batch, --image or --sequence, or its state with --state, "
+        "--in-place, --tile and --train"
+    )
 
 
 def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 
 
 class PlanFormat(StrEnum):
-    """Values of ``--format``: a plan file, or a listing."""
+    """Values of ``--format``: a plan file, a listing, bytes for a device, or trace events."""
 
     JSON = "json"
     TEXT = "text"
+    BINARY = "binary"
+    TRACE = "trace"
 
 
 @options.group
@@ -71,7 +73,8 @@ class PlanOptions:
     form: PlanFormat = options.output(
         PlanFormat.JSON,
         "--format",
-        "json is a plan file, text a listing for people.",
+        "json is a plan file, text a listing for people, binary a few hundred bytes for a device, "
+        "trace Chrome trace events for Perfetto.",
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw what is in RAM over time, core and bus, *.html."
@@ -91,6 +94,10 @@ def plan(
 
     if wanted.alignment is not None and not wanted.arena:
         raise InputError("--alignment: is about addresses; give --arena too")
+    if wanted.form == PlanFormat.BINARY and wanted.out is None:
+        raise InputError("--format binary: give --out FILE for the bytes")
+    if wanted.form == PlanFormat.BINARY and wanted.arena:
+        raise InputError("--format binary: has no addresses; give --format json with --arena")
     path = wanted.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
     check_outputs(("--out", wanted.out), ("--plot", wanted.plot), inputs=inputs)
@@ -158,8 +165,8 @@ def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
         print_written(wanted.plot)
     if json:
         print_json(planned.plan.to_dict(planned.check, planned.arena))
-    elif wanted.form == PlanFormat.TEXT and wanted.out is None:
-        print_text(*planned.listing())
+    elif wanted.form in {PlanFormat.TEXT, PlanFormat.TRACE} and wanted.out is None:
+        print_text(*planned.lines(wanted.form))
     else:
         facts = (*_facts(planned), *room_facts(planned.room))
         show(figures(f"Plan for {planned.graph.name}", facts))
@@ -167,7 +174,7 @@ def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
 
 
 def _facts(planned: PlanResult) -> Iterator[Fact]:
-    from poetmodel.plan import Op
+    from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import homes_in_words
 
     plan, check = planned.plan, planned.check
@@ -199,6 +206,8 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
         reads = len(plan.first_reads(planned.graph))
         first = f", {count(reads)}first reads" if reads else ""
         yield row("state", format_bytes(planned.graph.state_bytes), homes + first)
+    size = f"{count(len(encode(plan, planned.graph)))}B"
+    yield row("binary size", size, "with --format binary")
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
@@ -316,18 +325,24 @@ class PlanResult:
         """RAM of the device that the plan takes, if there is a device."""
         return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
 
-    def listing(self) -> list[str]:
-        """Return the lines of a listing for people."""
+    def lines(self, form: PlanFormat) -> list[str]:
+        """Return the lines of a listing for people, or of trace events."""
         from poetmodel.plan.listing import plan_listing
+        from poetmodel.plan.trace import trace_events, trace_text
 
+        if form == PlanFormat.TRACE:
+            return trace_text(trace_events(self.graph, self.plan, self.check)).splitlines()
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, form: PlanFormat) -> None:
         """Write the plan in one of its formats."""
-        from poetmodel.files import write_text
+        from poetmodel.files import write_bytes, write_text
+        from poetmodel.plan import encode
 
-        if form == PlanFormat.TEXT:
-            write_text(path, "".join(f"{escaped(line)}\n" for line in self.listing()))
+        if form == PlanFormat.BINARY:
+            write_bytes(path, encode(self.plan, self.graph))
+        elif form in {PlanFormat.TEXT, PlanFormat.TRACE}:
+            write_text(path, "".join(f"{escaped(line)}\n" for line in self.lines(form)))
         else:
             self.plan.save(path, self.check, self.arena)
 

@@ -15,13 +15,14 @@ from poetmodel.cli.inputs import (
     check_names,
     costs_to_verify,
     graph_of,
+    graph_of_binary,
     verify_document,
 )
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
 from poetmodel.cli.plan import arena_facts
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.room import DeviceRoom
-from poetmodel.errors import InputError, ScheduleError
+from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.files import as_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.problem import Problem
@@ -59,7 +60,7 @@ class FileArgument:
     schedule: Path = options.argument(
         options.REQUIRED,
         "SCHEDULE|PLAN",
-        "A schedule file, *.schedule.json, or a plan, *.plan.json.",
+        "A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
     )
 
 
@@ -182,9 +183,12 @@ def _moved(simulated: object) -> Iterator[Fact]:
 
 
 def is_plan(content: bytes) -> bool:
-    """Whether the content of a file is a plan."""
+    """Return whether the content of a file is a plan, in JSON or binary."""
+    from poetmodel.plan.binary import is_binary
     from poetmodel.plan.program import FORMAT
 
+    if is_binary(content):
+        return True
     if FORMAT.encode() not in content:
         return False
     try:
@@ -203,12 +207,10 @@ def _about_plan(
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a plan, the title of their table, and the RAM of the device."""
     from poetmodel.plan import check_arena, check_plan
-    from poetmodel.plan.io import parse_document
     from poetmodel.plan.simulation import false_claims
 
-    stated = parse_document(as_text(content, source=str(path)), source=str(path))
+    stated, graph = _read_plan(content, path, source)
     plan = stated.plan
-    graph = graph_of(source, plan.identity, source=path).graph
     try:
         check_identity(graph, plan)
         check_names(plan.identity, graph)
@@ -246,6 +248,24 @@ def _about_plan(
         *_plan_facts(stated, check, room, timed=costs is not None),
     ]
     return facts, f"Plan for {graph.name}", room
+
+
+def _read_plan(
+    content: bytes, path: Path, source: options.FileGraphOptions
+) -> tuple[PlanDocument, Graph]:
+    """Return the plan in the content of a file, and its graph."""
+    from poetmodel.plan import decode
+    from poetmodel.plan.binary import is_binary
+    from poetmodel.plan.io import PlanDocument, parse_document
+
+    if not is_binary(content):
+        stated = parse_document(as_text(content, source=str(path)), source=str(path))
+        return stated, graph_of(source, stated.plan.identity, source=path).graph
+    try:
+        graph = graph_of_binary(source, content, source=path)
+        return PlanDocument(plan=decode(content, graph), stated={}), graph
+    except PlanError as error:
+        raise error.within(str(path)) from None
 
 
 def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:

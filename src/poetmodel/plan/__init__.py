@@ -1,8 +1,10 @@
 """Plans: the program that a device runs, its simulator, its files and its listings."""
 
 from poetmodel.plan.arena import Arena, ArenaCheck, check_arena
+from poetmodel.plan.binary import decode, encode
 from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import PlanCheck, check_plan
+from poetmodel.plan.trace import trace_events
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.machine import Moment
 
@@ -17,4 +19,7 @@ __all__ = [
     "Program",
     "check_arena",
     "check_plan",
+    "decode",
+    "encode",
+    "trace_events",
 ]

@@ -133,3 +133,54 @@ def ends_of_copies(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list
         if not copy.replaced:
             ends.setdefault(copy.end, []).append(copy.tensor)
     return {position: sorted(tensors) for position, tensors in ends.items()}
+
+
+def explicit_steps(
+    homes: Homes, program: Iterable[Instruction], mode: StorageMode
+) -> tuple[Instruction, ...] | None:
+    """Return the steps from which `with_waits_and_frees` makes a program, its inverse.
+
+    The steps are computations and transfers, and the waits for page-outs that do not follow from
+    these. None if the program waits or frees anywhere else than the rules do.
+    """
+    whole = tuple(program)
+    steps = _without_derived(homes, homes.steps_of(whole))
+    return steps if with_waits_and_frees(homes, steps, mode) == whole else None
+
+
+def _without_derived(homes: Homes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """Drop frees, waits for page-ins, and waits right after the last access to the tensor.
+
+    A wait right after the last access stays if a later computation reads the tensor.
+    """
+    steps: list[Instruction] = []
+    touched: dict[int, int] = {}
+    paged_out: set[int] = set()
+    for position, step in enumerate(program):
+        op, index = step
+        if op == Op.FREE:
+            continue
+        if op == Op.WAIT and (
+            index not in paged_out
+            or (touched.get(index) == len(steps) and _serves_next(program, position))
+        ):
+            paged_out.discard(index)
+            continue
+        steps.append(step)
+        if op == Op.COMPUTE:
+            both = (*homes.inputs[index], *homes.outputs[index])
+            touched.update(dict.fromkeys(both, len(steps)))
+            continue
+        touched[index] = len(steps)
+        if op == Op.PAGE_OUT:
+            paged_out.add(index)
+        else:
+            paged_out.discard(index)
+    return tuple(steps)
+
+
+def _serves_next(program: Sequence[Instruction], position: int) -> bool:
+    """Return whether the instruction after a wait frees or pages out the same tensor."""
+    i = program[position].index
+    needing = (Instruction(Op.FREE, i), Instruction(Op.PAGE_OUT, i))
+    return position + 1 < len(program) and program[position + 1] in needing

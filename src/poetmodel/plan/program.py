@@ -65,6 +65,8 @@ class Plan:
     """Whether the core reads state on storage where it lies, without a copy in RAM."""
     commit: int | None = None
     """After how many steps all replaced state is written to storage; None: never."""
+    graph: Graph | None = field(default=None, compare=False, repr=False)
+    """The graph itself, for plans that were not read from a file."""
 
     def __post_init__(self) -> None:
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)

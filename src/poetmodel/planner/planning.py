@@ -115,6 +115,7 @@ def _plan_of(
         resident=schedule.resident if has_homes else None,
         memory_mapped=has_homes and device is not None and device.is_memory_mapped,
         commit=costs.commit if graph.state_of else None,
+        graph=graph,
     )
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:

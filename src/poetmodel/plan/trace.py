@@ -1,0 +1,255 @@
+"""A plan as Chrome trace events, for Perfetto and ``chrome://tracing``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device.room import PARTS, part_of
+from poetmodel.plan.listing import Words
+from poetmodel.plan.stays import ram_in_use, stays
+from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.schedule.machine import Content, Moment, Stay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.graph import Graph
+    from poetmodel.plan.program import Plan
+    from poetmodel.plan.simulation import PlanCheck
+
+Event = dict[str, Any]
+
+PROCESS: Final = 1
+CORE: Final = 1
+BUS: Final = 2
+_TRACKS: Final = {CORE: "core", BUS: "bus"}
+
+
+def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
+    """Return a plan as a document of Chrome trace events.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    plan : Plan
+        A valid plan.
+    check : PlanCheck
+        What `check_plan` found, with costs.
+
+    Returns
+    -------
+    dict
+        The content of a JSON file: computations and stalls on the track of the core, transfers on
+        that of the bus, flows from a page-out to the page-ins of its tensor, the peak, and RAM by
+        kind and in all as counters.
+
+    Notes
+    -----
+    Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
+    does: during an instruction it is `Moment.high_bytes`, after it `Moment.ram_bytes`.
+    """
+    events = [*_Slices(graph, plan, check).events(), *_counters(graph, plan, check)]
+    events.sort(key=lambda event: event["ts"])  # what happens at one time stays in order
+    return {
+        "traceEvents": [*_metadata(graph, plan), *events],
+        "displayTimeUnit": "ms",
+        "otherData": _figures(graph, plan, check),
+    }
+
+
+def trace_text(document: dict[str, Any]) -> str:
+    """Return the JSON text of a document of trace events: one event a line."""
+    coded = {
+        key: json.dumps(value, allow_nan=False)
+        for key, value in document.items()
+        if key != "traceEvents"
+    }
+    events = ",\n".join(json.dumps(event, allow_nan=False) for event in document["traceEvents"])
+    others = "".join(f',\n"{key}": {value}' for key, value in coded.items())
+    return f'{{"traceEvents": [\n{events}\n]{others}}}\n'
+
+
+def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:
+    device = f" on {plan.device}" if plan.device else ""
+    yield _named("process_name", {"name": f"{graph.name}{device}"}, 0)
+    for track, name in _TRACKS.items():
+        yield _named("thread_name", {"name": name}, track)
+        yield _named("thread_sort_index", {"sort_index": track}, track)
+
+
+def _named(what: str, args: dict[str, Any], track: int) -> Event:
+    return {"name": what, "ph": "M", "pid": PROCESS, "tid": track, "args": args}
+
+
+def _figures(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
+    return {
+        "graph": graph.name,
+        "sha256": None if plan.identity is None else plan.identity.sha256,
+        "device": plan.device,
+        "mode": str(plan.mode),
+        "ram_budget_bytes": plan.ram_budget_bytes,
+        "peak_ram_bytes": check.peak_ram_bytes,
+        "makespan_s": check.makespan_s,
+        "stall_s": check.stall_s,
+        "energy_j": check.energy_j,
+    }
+
+
+def _ns(time_s: float) -> int:
+    return round(time_s * 1e9)
+
+
+def _us(time_s: float) -> float:
+    """Return a time as microseconds, the unit of the format, in whole nanoseconds."""
+    return _ns(time_s) / 1000
+
+
+class _Slices:
+    """Events on the two tracks."""
+
+    def __init__(self, graph: Graph, plan: Plan, check: PlanCheck) -> None:
+        self.graph, self.plan, self.check = graph, plan, check
+        self.words = Words(graph, plan)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events of each instruction, in order."""
+        computed: set[Instruction] = set()
+        out: dict[int, tuple[int, Moment]] = {}
+        flows = 0
+        for position, (step, moment) in enumerate(
+            zip(self.plan.program, self.check.moments, strict=True)
+        ):
+            if position == self.check.peak_position:
+                yield self._peak(moment)
+            again = step in computed
+            computed.add(step)
+            event = self._slice(position, step, moment, again=again)
+            if event is None:
+                continue
+            yield event
+            if step.op == Op.PAGE_OUT:
+                out[step.index] = position, moment
+            elif step.op == Op.PAGE_IN and step.index in out:
+                yield from self._flow(flows, step.index, out[step.index][1], moment)
+                flows += 1
+
+    def _slice(
+        self, position: int, step: Instruction, moment: Moment, *, again: bool
+    ) -> Event | None:
+        """Return the event of an instruction on its track; None if nothing takes place there."""
+        op, index = step
+        words = self.words
+        verb = words.verb(step, again=again)
+        args: dict[str, Any] = {"instruction": position}
+        track = CORE
+        if op == Op.FREE or verb == "hold":
+            return None
+        if op == Op.WAIT:
+            if moment.end_s <= moment.start_s:
+                return None
+            verb = "stall"
+        elif op == Op.COMPUTE and index not in words.first_reads:
+            args |= self._computation(index, moment)
+        else:
+            track = BUS
+            args |= self._transfer(words.first_reads[index] if op == Op.COMPUTE else index, moment)
+        args |= {"ram_bytes": moment.high_bytes, "ram_after_bytes": moment.ram_bytes}
+        name = words.name(step)
+        begin, end = _ns(moment.start_s), _ns(moment.end_s)
+        return {
+            "name": name if verb == "compute" else f"{verb} {name}",
+            "cat": verb.replace(" ", "_"),
+            "ph": "X",
+            "ts": begin / 1000,
+            "dur": (end - begin) / 1000,
+            "pid": PROCESS,
+            "tid": track,
+            "args": args,
+        }
+
+    def _computation(self, k: int, moment: Moment) -> dict[str, Any]:
+        node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
+        pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
+        arguments: dict[str, Any] = {
+            "node": node.name,
+            "op": node.op,
+            "phase": str(node.phase),
+            "outputs": {tensors[i].name: sizes[i] for i in self.graph.outputs_of[k]},
+            "workspace_bytes": node.workspace_bytes,
+        }
+        if pairs:
+            arguments["in_place"] = {tensors[y].name: tensors[x].name for y, x in pairs}
+        return arguments
+
+    def _transfer(self, i: int, moment: Moment) -> dict[str, Any]:
+        tensor = self.graph.tensors[i]
+        arguments: dict[str, Any] = {
+            "tensor": tensor.name,
+            "bytes": self.graph.tensor_bytes[i],
+            "waits_for_bus_us": (_ns(moment.start_s) - _ns(moment.issued_s)) / 1000,
+        }
+        if tensor.replaces is not None:
+            arguments["writes_back"] = tensor.replaces
+        return arguments
+
+    def _flow(self, number: int, i: int, out: Moment, back: Moment) -> Iterator[Event]:
+        shared = {
+            "name": f"{self.graph.tensors[i].name} on storage",
+            "cat": "storage",
+            "id": number,
+            "pid": PROCESS,
+            "tid": BUS,
+        }
+        yield shared | {"ph": "s", "ts": _us(out.start_s)}
+        yield shared | {"ph": "f", "bp": "e", "ts": _us(back.start_s)}
+
+    def _peak(self, moment: Moment) -> Event:
+        return {
+            "name": "peak RAM",
+            "cat": "peak",
+            "ph": "i",
+            "s": "p",
+            "ts": _us(moment.issued_s),
+            "pid": PROCESS,
+            "tid": CORE,
+            "args": {"ram_bytes": moment.high_bytes},
+        }
+
+
+def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
+    """Yield RAM in all and by kind at each of its changes, and the budget."""
+    clocks = [moment.issued_s for moment in check.moments]
+    clocks += [moment.end_s for moment in check.moments[-1:]]
+    last = None
+    for position, levels in enumerate(zip(*_by_kind(graph, plan).values(), strict=True)):
+        kinds = list(zip(*levels, strict=True))  # during the instruction, and after it
+        for time_s, used in zip(clocks[position : position + 2], kinds, strict=True):
+            if used != last:
+                yield _counter("RAM", time_s, {"bytes": sum(used)})
+                yield _counter("RAM by kind", time_s, dict(zip(PARTS, used, strict=True)))
+                last = used
+    end_s = max((moment.end_s for moment in check.moments), default=0.0)
+    if last is not None:
+        yield _counter("RAM", end_s, {"bytes": sum(last)})
+        yield _counter("RAM by kind", end_s, dict(zip(PARTS, last, strict=True)))
+    if plan.ram_budget_bytes is not None:
+        for time_s in (0.0, end_s):
+            yield _counter("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
+
+
+def _by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Return for each kind what it takes during and after each instruction [B]."""
+    of_part: list[list[Stay]] = [[] for _ in PARTS]
+    for stay in stays(graph, plan):
+        tensor = stay.index if stay.content == Content.OUTPUT else None
+        of_part[part_of(graph, tensor)].append(stay)
+    return {
+        part: ram_in_use(intervals, len(plan.program))
+        for part, intervals in zip(PARTS, of_part, strict=True)
+    }
+
+
+def _counter(name: str, time_s: float, series: dict[str, int]) -> Event:
+    return {"name": name, "ph": "C", "ts": _us(time_s), "pid": PROCESS, "tid": 0, "args": series}
