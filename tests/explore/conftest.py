@@ -11,7 +11,7 @@ if not all(map(find_spec, ("fastapi", "uvicorn", "httpx", "jinja2", "plotly"))):
 
 
 @pytest.fixture(scope="module")
-def visitor():
+def visitor(tmp_path_factory):
     """Return a visitor on an explorer with one process that solves and one that draws."""
     import httpx
     import uvicorn
@@ -25,6 +25,7 @@ def visitor():
     port = listening.getsockname()[1]
     made = explorer(
         port=port,
+        store=tmp_path_factory.mktemp("explore") / "store.sqlite",
         catalogue=Catalogue(steps={STEP.name: str(STEP)}),
         initial=MLP,
         search={"backend": "highs", "time_limit": 20.0, "gap": 1e-4, "threads": 1},
@@ -39,3 +40,4 @@ def visitor():
         yield Visitor(client)
     server.should_exit = True
     thread.join()
+    made.store.close()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 
@@ -168,6 +169,32 @@ def test_reload_in_the_middle_of_a_solve(opened):
     page.settled()
 
 
+def test_killed_server_loses_nothing(browser, tmp_path):
+    """The page says quietly that it reconnects; then it has all answers again."""
+    with running(tmp_path, *SMALL) as explorer:
+        page = visit(browser, explorer, ram="80%")
+        before = page.settled()
+        energy = page.figure("energy")
+        explorer.end(signal.SIGKILL)
+        page.until(connection="lost")
+        assert page.page.locator("#connection").inner_text() == "Reconnecting …"
+        explorer.start()
+        page.until(connection="up", state="done", point=before["point"])
+        page.page.wait_for_selector("#problem:not([aria-busy])", timeout=PATIENCE_MS)
+        assert page.page.locator("#connection").inner_text() == ""
+        assert page.figure("energy") == energy
+        page.type("ram", "78%")
+        page.page.wait_for_function(
+            "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
+        )
+        page.settled()
+        assert page.json(f"/api/points/{before['point']}")["energy_j"] == energy
+        assert {message.partition("net::")[0] for message in page.messages} <= {
+            "Failed to load resource: "
+        }
+        page.page.context.close()
+
+
 def test_two_browsers_do_not_disturb_each_other(opened):
     """Each page has its own wish; both see the other's points."""
     one, other = opened(ram="85%"), opened(ram="72%")
@@ -237,6 +264,20 @@ def test_below_the_minimum_the_page_says_why(page):
     assert point["peak_ram_bytes"] == point["ram_bytes"]
     assert not panel.is_visible()
     assert not old.is_visible()
+
+
+def test_step_that_does_not_fit_is_planned_whole_by_a_click(opened):
+    """Parameters and gradients beside the schedule exceed the device; in the graph they fit."""
+    page = opened(model="ds-cnn", device="nano33ble", ram="30%")
+    page.settled()
+    warning = page.page.locator("#warning")
+    assert warning.is_visible()
+    warning.get_by_role("button", name="Plan the whole step (sgd, in place)").click()
+    page.page.wait_for_function("() => location.search.includes('state=sgd')")
+    assert "in_place=1" in page.page.url
+    assert page.page.locator("#in_place").is_checked()
+    page.settled()
+    assert warning.is_hidden()
 
 
 def test_placeholders_are_shown_whole(page):

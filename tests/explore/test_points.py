@@ -1,12 +1,16 @@
-"""What one point tells another, and what it keeps of its solve."""
+"""What one point tells another, and what a store keeps of them."""
 
 import math
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.explore.points import Point, known_bound, neighbour, point_id
+from poetmodel.explore.points import Point, joined, known_bound, neighbour, point_id
+from poetmodel.explore.store import PointStore
 
 
 def point(ram_bytes=100, deadline_s=None, **known):
@@ -79,6 +83,129 @@ def test_revision_grows_and_its_picture_has_a_name():
     made = solved(100, 2.0, needs_bytes=90)
     first = made.revision, made.digest
     made.state, made.status = "done", "optimal"
-    made.revise()
+    made.revise(b"schedule")
     assert made.revision == first[0] + 1
     assert made.digest != first[1]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Return an empty store."""
+    made = PointStore(tmp_path / "folder" / "store.sqlite")
+    yield made
+    made.close()
+
+
+def test_point_comes_back_as_it_was(store):
+    """With its schedule."""
+    made = solved(100, 2.0, needs_bytes=90)
+    store.now(store.save, made, b"packed")
+    back = store.now(store.point, made.id)
+    assert back == made
+    assert store.now(store.schedule, made.id) == b"packed"
+    assert store.now(store.points, "problem") == [back]
+    assert store.now(store.points, "other") == []
+
+
+def test_better_point_is_never_overwritten(store):
+    """Not by a worse schedule, a worse bound or an earlier state of another server."""
+    best = solved(100, 2.0, needs_bytes=90)
+    best.state, best.status, best.bound = "done", "optimal", 2.0
+    store.now(store.save, best, b"best")
+    worse = solved(100, 3.0, needs_bytes=90)
+    weaker = replace(best, bound=1.0, status="feasible")
+    earlier = replace(best, state="solving")
+    without = point(100)
+    for other in (worse, weaker, earlier, without):
+        store.now(store.save, other, b"other")
+    back = store.now(store.point, best.id)
+    assert (back.value, back.bound, back.state) == (2.0, 2.0, "done")
+    assert store.now(store.schedule, best.id) == b"best"
+    better = solved(100, 1.5, needs_bytes=90)
+    store.now(store.save, better, b"better")
+    assert store.now(store.schedule, best.id) == b"better"
+
+
+@given(
+    first=st.tuples(st.floats(1, 5), st.floats(0, 1)),
+    second=st.tuples(st.floats(1, 5), st.floats(0, 1)),
+    carried=st.booleans(),
+)
+def test_two_servers_lose_nothing_of_a_point(first, second, carried):
+    """The better schedule and the better bound stay, whoever of them had which."""
+    one, other = (solved(100, value, needs_bytes=90) for value, _ in (first, second))
+    one.bound, other.bound = first[1], second[1]
+    both, is_new = joined(one, other, carried=carried)
+    assert both.value == (min(first[0], second[0]) if carried else first[0])
+    assert both.bound == max(first[1], second[1])
+    assert is_new <= (both.value == second[0])
+
+
+def test_bound_of_another_server_stays_in_the_store(store):
+    """A better schedule with a worse bound takes its place, and its picture is drawn anew."""
+    bounded = solved(100, 3.0, needs_bytes=90)
+    bounded.bound = 1.8
+    store.now(store.save, bounded, b"bounded")
+    better = solved(100, 2.0, needs_bytes=90)
+    better.bound = 0.5
+    store.now(store.save, better, b"better")
+    back = store.now(store.point, better.id)
+    assert (back.value, back.bound) == (2.0, 1.8)
+    assert back.digest not in (better.digest, bounded.digest)
+    assert store.now(store.schedule, better.id) == b"better"
+    store.now(store.save, replace(bounded, bound=1.9), None)
+    back = store.now(store.point, better.id)
+    assert (back.value, back.bound) == (2.0, 1.9)
+    assert store.now(store.schedule, better.id) == b"better"
+
+
+def test_picture_of_an_earlier_revision_goes(store):
+    """And one that another version drew is not shown."""
+    made = solved(100, 2.0, needs_bytes=90)
+    store.now(store.save, made, b"packed")
+    store.now(store.save_answer, made.id, made.digest, "now", b"picture")
+    assert store.now(store.answer, made.id, made.digest, "now") == b"picture"
+    assert store.now(store.answer, made.id, made.digest, "later") is None
+    before = made.digest
+    made.take(found(1.0), b"other")
+    store.now(store.save, made, b"other")
+    assert store.now(store.answer, made.id, before, "now") is None
+
+
+def test_token_stays_and_is_for_its_owner_alone(store):
+    """The address of a server that is started again is the same."""
+    token = store.now(store.secret)
+    assert len(token) >= 24
+    assert store.now(store.secret) == token
+    assert store.path.stat().st_mode & 0o077 == 0
+
+
+def test_file_that_is_no_store_is_refused(tmp_path):
+    """The sentence names it."""
+    path = tmp_path / "notes.sqlite"
+    path.write_text("these are my notes, and long enough to be no database " * 20)
+    with pytest.raises(ValueError, match=r"--store .*notes\.sqlite: expected a store"):
+        PointStore(path)
+
+
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        ("CREATE TABLE photos (name TEXT)", "this database is no store of the explorer"),
+        (
+            "CREATE TABLE points (id TEXT); CREATE TABLE answers (id TEXT); CREATE TABLE meta "
+            "(key TEXT PRIMARY KEY, value TEXT); INSERT INTO meta VALUES ('format', '99')",
+            r"another version of poetmodel \(format 99",
+        ),
+    ],
+)
+def test_database_of_others_is_left_alone(tmp_path, statements, words):
+    """It is refused before anything is written into it."""
+    path = tmp_path / "theirs.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statements)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=words):
+        PointStore(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

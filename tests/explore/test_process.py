@@ -1,7 +1,8 @@
-"""A real explorer: dragged, reloaded, shared and ended."""
+"""A real explorer: dragged, reloaded, shared, killed and started again."""
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from kit.explorers import LONG, MLP, running
 from kit.patience import PATIENCE_S, until
 from poetmodel.errors import INTERRUPTED
+from poetmodel.explore.store import PointStore
 
 SMALL = ("mlp", "--device", "mkr1000", "--workers", "1")
 
@@ -43,7 +45,7 @@ def gone(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_everything(tmp_path, asked):
-    """So does a polite kill: the exit status is 0, and no process and no file is left."""
+    """So does a polite kill: the exit status is 0, no process is left, and one file."""
     with running(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
@@ -52,7 +54,8 @@ def test_ctrl_c_ends_everything(tmp_path, asked):
         assert len(pids) >= 2
         assert explorer.end(asked) == 0
         until(lambda: all(map(gone, pids)))
-        assert list(tmp_path.iterdir()) == []
+        store = explorer.store.name
+        assert [one.name for one in tmp_path.rglob("*") if store in one.name] == [store]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +67,12 @@ def test_ctrl_c_ends_everything(tmp_path, asked):
         pytest.param(signal.SIGINT, 1.0, marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_ends_it_while_it_starts(asked, delay_s):
+def test_ctrl_c_ends_it_while_it_starts(tmp_path, asked, delay_s):
     """No traceback, whenever it comes; at the very beginning the signal itself ends the process."""
     started = subprocess.Popen(
         [
             *(sys.executable, "-m", "poetmodel", "explore", *SMALL),
-            *("--no-browser", "--port", "0"),
+            *("--no-browser", "--port", "0", "--store", str(tmp_path / "store.sqlite")),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -102,6 +105,45 @@ def test_signals_while_it_ends_change_nothing(tmp_path, solves):
         _, told = process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in told
         assert process.returncode in (0, -signal.SIGTERM)  # Python itself ends last
+
+
+@pytest.mark.slow
+def test_killed_server_loses_nothing(tmp_path):
+    """Known answers come at once from the store, and what was being solved goes on from there."""
+    with running(tmp_path, *SMALL) as explorer:
+        visitor = explorer.visitor()
+        known = visitor.ended(visitor.want(visitor.open(MLP), 0.5)["id"])
+        drawn = visitor.answer(known["id"])
+        visitor.listen()
+        problem = visitor.open(LONG)
+        begun = visitor.want(problem, 0.2)
+        found = until(lambda: one if (one := visitor.point(begun["id"]))["bound"] else None)
+        until(lambda: stored(explorer.store, begun["id"]))
+        pids = list(workers_of(explorer))
+        explorer.end(signal.SIGKILL)
+        until(lambda: all(map(gone, pids)))
+        explorer.start()
+        again = explorer.visitor()
+        (listed,) = again.open(MLP)["points"]
+        assert known == listed
+        assert again.want(again.open(MLP), 0.5) == known
+        assert again.answer(known["id"]) == drawn
+        again.listen()
+        left = next(one for one in again.open(LONG)["points"] if one["id"] == begun["id"])
+        assert left["state"] == "cancelled"
+        resumed = again.want(problem, 0.2)
+        assert resumed["state"] == "waiting"
+        assert resumed["value"] <= found["value"]
+        assert resumed["bound"] > 0
+        until(lambda: again.point(begun["id"])["state"] == "solving")
+        assert again.point(begun["id"])["value"] <= found["value"]
+
+
+def stored(store, point):
+    """Return whether a point is in the store with a schedule and a bound."""
+    with sqlite3.connect(store) as connection:
+        query = "SELECT 1 FROM points WHERE id = ? AND value IS NOT NULL AND bound > 0"
+        return connection.execute(query, (point,)).fetchone() is not None
 
 
 @pytest.mark.slow
@@ -167,3 +209,22 @@ def test_worker_that_dies_is_replaced(tmp_path):
         assert visitor.ended(visitor.want(visitor.open(MLP), 0.4)["id"])["status"] == "optimal"
         assert visitor.want(problem, 0.2)["state"] == "waiting"
         until(lambda: visitor.point(point)["state"] == "solving")
+
+
+@pytest.mark.slow
+def test_two_servers_share_a_store(tmp_path):
+    """Each sees what the other has solved, and the file stays whole."""
+    with running(tmp_path, *SMALL) as first, running(tmp_path, *SMALL) as second:
+        one, two = first.visitor(), second.visitor()
+        problem = one.open(MLP)
+        two.open(MLP)
+        for place in range(8):
+            here, there = (one, two) if place % 2 else (two, one)
+            point = here.ended(here.want(problem, place / 8)["id"])
+            assert there.want(problem, place / 8) == point
+        first.end(signal.SIGKILL)
+        second.end(signal.SIGKILL)
+    store = PointStore(first.store)
+    assert store.now(store.check) == "ok"
+    assert len(store.now(store.points, problem["problem"])) == 8
+    store.close()

@@ -131,7 +131,7 @@ class Explorer:
 
     def start(self):
         """Start it, and wait for its address."""
-        given = ("--no-browser", "--port", str(self.port))
+        given = ("--no-browser", "--port", str(self.port), "--store", str(self.store))
         # A pipe is buffered, as it is for everybody who has not asked Python for anything else.
         buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(
@@ -145,6 +145,11 @@ class Explorer:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]
         self.port = httpx.URL(self.url).port or 0
+
+    @property
+    def store(self):
+        """Where it keeps its answers."""
+        return self.folder / "store.sqlite"
 
     def end(self, how=signal.SIGINT):
         """End it by a signal; return its exit status."""

@@ -22,6 +22,8 @@ PORT: Final = 8642
 """The port unless one is given; a busy one is passed over for the next free one."""
 PORTS: Final = 20
 """How many ports are tried."""
+STORE: Final = "poetmodel-explore.sqlite"
+"""Default store, in the working folder."""
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -34,6 +36,9 @@ class ServerOptions:
         "--port N",
         f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next.",
         parser=options.whole_number(65535, least=0),
+    )
+    store: Path = options.output(
+        Path(STORE), "--store FILE", "SQLite file of all answers; several servers may share it."
     )
     no_browser: bool = options.output(
         False, "--no-browser", "Only print the address, open no browser."
@@ -68,14 +73,15 @@ def explore(
     listening = _listen(serving.port)
 
     def ready(address: str) -> None:
-        print_text(f"The explorer: {address}", "Ctrl-C ends it.")
+        print_text(f"The explorer: {address}", "Ctrl-C ends it; answers stay in the store.")
         sys.stdout.flush()  # whoever reads a pipe waits for it
         if not serving.no_browser:
             webbrowser.open(address)
 
-    print_note("starting")
+    print_note(f"starting; answers are kept in {serving.store}")
     serve(
         listening,
+        store=serving.store,
         catalogue=catalogue,
         initial={**choice.model_dump(), **initial},
         search={

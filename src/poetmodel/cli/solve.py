@@ -159,6 +159,7 @@ def _remedies(
     source: options.GraphOptions, result: SolveResult, wanted_tile: str | None
 ) -> Iterator[str]:
     """Yield what makes a step fit: its state in the graph of a network, tiles of a step file."""
+    from poetmodel.device.room import find_whole_step
     from poetmodel.result import Status
 
     name = source.model if source.graph is None else source.graph
@@ -167,22 +168,13 @@ def _remedies(
         other = "" if wanted_tile == "auto" else "; --tile auto looks for tiles in which it fits"
         yield f"proved of the step {tiles}{other}"
     room, device = result.room, result.problem.costs.device
-    shape = source.shape
-    if room is None or device is None or room.fits or not room.resident_bytes or shape.state:
+    if room is None or room.fits or not room.resident_bytes or source.model is None:
         return
-    from poetmodel.graph import floor
-    from poetmodel.graph.catalogue import load_model, model_names
-
-    if source.model not in model_names():
-        return
-    paging = device.storage is not None and result.problem.paging
-    mapped = paging and device.is_memory_mapped
-    graph = load_model(source.model, replace(shape, state="sgd", in_place=True))
-    least_bytes = floor(graph, memory_mapped=mapped, resident=not paging).bytes
-    if least_bytes <= device.ram_bytes:
+    whole = find_whole_step(source.model, source.shape, device, paging=result.problem.paging)
+    if whole is not None:
         yield (
-            "with --state sgd --in-place parameters and gradients are planned too: the step then "
-            f"takes at least {format_bytes(least_bytes)} of RAM in all"
+            f"with --state {whole.state} --in-place parameters and gradients are planned too: the "
+            f"step then takes at least {format_bytes(whole.min_bytes)} of RAM in all"
         )
 
 

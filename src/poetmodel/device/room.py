@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.errors import InputError
 from poetmodel.graph import Graph, Phase, checkpoint_all_profile, floor
+from poetmodel.graph.catalogue import Variant, load_model, model_names
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from poetmodel.device.hardware import Device
+    from poetmodel.graph.catalogue import InputShape
 
 ROOM: Final = ("resident_bytes", "device_ram_bytes", "fits_device")
 """Keys of files and JSON about the RAM of a device."""
@@ -117,6 +120,38 @@ def floor_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
     apart = graph.state_tensors if memory_mapped else ()
     copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(apart)
     return ram_use(graph, copies, step=k, dying=graph.inputs_of[k])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeStep:
+    """A built-in network with its state in the graph, in place of resident bytes beside it."""
+
+    state: str
+    in_place: bool
+    min_bytes: int
+    """Minimum RAM of the whole step [B]."""
+
+
+def find_whole_step(
+    name: str, shape: InputShape, device: Device | None, *, paging: bool
+) -> WholeStep | None:
+    """Return the whole step of a built-in network if it fits a device.
+
+    None if the network is no built-in one, has its state in the graph already, or exceeds the RAM
+    of the device even with the smallest optimizer and operators in place.
+    """
+    if device is None or name not in model_names() or shape.given.get("state"):
+        return None
+    pages = paging and device.storage is not None
+    whole = WholeStep(state="sgd", in_place=True, min_bytes=0)
+    options = {**asdict(shape), "state": whole.state, "in_place": whole.in_place}
+    try:
+        graph = load_model(name, Variant(**options))
+    except InputError:  # published graphs have no state
+        return None
+    mapped = pages and device.is_memory_mapped
+    least = floor(graph, memory_mapped=mapped, resident=not pages)
+    return replace(whole, min_bytes=least.bytes) if least.bytes <= device.ram_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

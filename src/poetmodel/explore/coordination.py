@@ -20,12 +20,11 @@ from poetmodel.explore.solving import Solves
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import ExplorerChoice
+    from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
 
 KEPT_PROBLEMS: Final = 64
 """Problems that are kept beside those that somebody looks at."""
-KEPT_ANSWERS: Final = 500
-"""Drawings that are kept, gzipped."""
 KEPT_SESSIONS: Final = 500
 LINGER_S: Final = 10.0
 """How long a wish stays after nobody listens to its session any more, for a reload [s]."""
@@ -79,15 +78,20 @@ class Coordinator:
 
     def __init__(
         self,
+        store: PointStore,
         *,
         solvers: WorkerPool,
         drawers: WorkerPool,
         search: dict[str, Any],
+        drawn_by: str,
     ) -> None:
+        self.store = store
         self.solvers = solvers
         self.drawers = drawers
-        self.solves = Solves(solvers=solvers, drawers=drawers, search=search, tell=self._tell)
-        self._answers: OrderedDict[str, bytes] = OrderedDict()
+        self.drawn_by = drawn_by
+        self.solves = Solves(
+            store, solvers=solvers, drawers=drawers, search=search, tell=self._tell
+        )
         self.opened: OrderedDict[str, Opened] = OrderedDict()
         self.sessions: OrderedDict[str, PageSession] = OrderedDict()
         self._reading: dict[ExplorerChoice, asyncio.Task[Opened]] = {}
@@ -102,7 +106,7 @@ class Coordinator:
         self._tidying = asyncio.create_task(self._tidy())
 
     async def stop(self) -> None:
-        """End everything."""
+        """End all tasks; the store keeps all schedules and bounds."""
         tasks = [*self._drawings.values(), *filter(None, [self._tidying])]
         for task in tasks:
             task.cancel()
@@ -129,7 +133,9 @@ class Coordinator:
         name = reply.values["problem"]
         opened = self.opened.get(name)
         if opened is None:
+            points = await self.store.call(self.store.points, name)
             opened = Opened(name, reply.values, reply.body.decode().removesuffix("}"))
+            opened.points = {point.id: _as_stopped(point) for point in points}
             self.opened[name] = opened
         self._choices[choice] = name
         return opened
@@ -158,7 +164,7 @@ class Coordinator:
         self.sessions.move_to_end(name)
         return session
 
-    def want(
+    async def want(
         self,
         session: str,
         problem: str,
@@ -170,6 +176,14 @@ class Coordinator:
         """Let a session want a point; return what is known of it, at once."""
         opened, name = self.problem(problem), point_id(problem, ram_bytes, deadline_s)
         point = opened.points.get(name)
+        if point is None or not point.is_over:
+            stored = await self.store.call(self.store.point, name)
+            point = opened.points.get(name)  # another request may have added it
+            if stored is not None and (point is None or _is_ahead(stored, point)):
+                point = opened.points[name] = _as_stopped(stored)
+            elif stored is not None and point is not None:
+                most = stored.bound if point.value is None else min(stored.bound, point.value)
+                point.bound = max(point.bound, most)
         if point is None:
             point = Point(id=name, problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
             opened.points[name] = point
@@ -181,8 +195,9 @@ class Coordinator:
         again = more and not point.is_proved
         if name not in self.solves.running and (again or not point.is_over):
             if not point.is_over:
-                self.solves.lend(opened, point)
-            if again or not point.is_over:
+                await self.solves.lend(opened, point)
+            wanted = asking.wants == name and (again or not point.is_over)
+            if wanted and name not in self.solves.running:  # nothing came meanwhile
                 self.solves.begin(opened, point)
         return opened.describe(point)
 
@@ -227,20 +242,19 @@ class Coordinator:
 
     async def _draw(self, opened: Opened, point: Point) -> bytes | None:
         digest = point.digest
-        known = self._answers.get(digest)
-        if known is None and point.provisional:
-            known = self._answers.get(point.lender)
+        name, of = point.id, digest
+        if point.provisional and point.lender is not None:
+            name, of = point.lender
+        known = await self.store.call(self.store.answer, name, of, self.drawn_by)
         if known is not None:
             return known
-        job, schedule = self.solves.proved(opened, point), point.schedule
+        job, schedule = self.solves.proved(opened, point), await self.solves.schedule(point)
         worker = await self.drawers.take()
         if digest in self._unwanted:  # somebody dragged on while this one waited
             self.drawers.give_back(worker)
             return None
         reply = await self.drawers.let(worker, {**job, "task": "draw"}, schedule)
-        self._answers[digest] = reply.body
-        if len(self._answers) > KEPT_ANSWERS:
-            self._answers.popitem(last=False)
+        await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
         return reply.body
 
     async def export(self, name: str, kind: str) -> Frame:
@@ -251,7 +265,7 @@ class Coordinator:
             raise RefusedError(msg)
         job = self.solves.proved(opened, point)
         job |= {"task": "export", "kind": kind}
-        return await self.drawers.do(job, point.schedule)
+        return await self.drawers.do(job, await self.solves.schedule(point))
 
     async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
         """Return the binding limits at a RAM and a deadline."""
@@ -312,3 +326,17 @@ class Coordinator:
                 busy = any(point in self.solves.running for point in self.opened[name].points)
                 if len(self.opened) > KEPT_PROBLEMS and not busy:
                     del self.opened[name]
+
+
+def _as_stopped(point: Point) -> Point:
+    """Return a stored point, with a solve that another server began marked as cancelled."""
+    if not point.is_over:
+        point.state = "cancelled"
+    return point
+
+
+def _is_ahead(stored: Point, point: Point) -> bool:
+    """Return whether the store has a better schedule of a point, or the end of its solve."""
+    if stored.is_over:
+        return True
+    return stored.value is not None and (point.value is None or stored.value < point.value)

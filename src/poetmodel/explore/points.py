@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.result import relative_gap
@@ -48,8 +48,8 @@ class Point:
     """Whether the schedule is one of another point, and the solve has not told any yet."""
     neighbour_bytes: int | None = None
     """The RAM of that point [B]."""
-    lender: str = ""
-    """Its digest."""
+    lender: tuple[str, str] | None = None
+    """Its id and digest."""
     value: float | None = None
     """Minimized value beyond the part that every schedule pays."""
     bound: float = 0.0
@@ -70,8 +70,6 @@ class Point:
     """Names what is drawn at this revision."""
     proof: dict[str, Any] = field(default_factory=dict)
     """Further facts in the certificate of the schedule."""
-    schedule: bytes = b""
-    """The schedule, packed; empty without one."""
 
     @property
     def gap(self) -> float | None:
@@ -88,13 +86,17 @@ class Point:
         """Whether a further solve could not tell more."""
         return self.is_over and self.status in ("optimal", "infeasible")
 
+    @property
+    def standing(self) -> int:
+        """Rank of its state: 0 while it is open, 1 after its solve, 2 with a proof."""
+        return self.is_over + self.is_proved
+
     def take(self, figures: dict[str, Any], schedule: bytes) -> None:
         """Take over a schedule with its figures."""
         self.figures(figures)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
-        self.schedule = schedule
-        self.revise()
+        self.revise(schedule)
 
     def figures(self, figures: dict[str, Any]) -> None:
         """Take over the figures of a schedule."""
@@ -117,19 +119,18 @@ class Point:
             self.figures(figures)
         if self.value is not None:
             self.bound = min(self.bound, self.value)
-        self.schedule = schedule
-        self.revise()
+        self.revise(schedule)
 
-    def revise(self) -> None:
+    def revise(self, schedule: bytes) -> None:
         """Begin a revision: something new is to be drawn."""
         self.revision += 1
         stated = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
-        self.digest = hashlib.sha256(stated.encode() + self.schedule).hexdigest()[:16]
+        self.digest = hashlib.sha256(stated.encode() + schedule).hexdigest()[:16]
 
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return it as the page gets it."""
         shown = asdict(self)
-        for name in ("digest", "lender", "proof", "schedule"):
+        for name in ("digest", "lender", "proof"):
             del shown[name]
         known = self.value is not None
         bound_j = baseline + self.bound if known and minimize == "energy" else None
@@ -172,6 +173,26 @@ def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
     """Return the id of a point: what its problem, its RAM and its deadline come to."""
     stated = f"{problem} {ram_bytes} {deadline_s!r}"
     return hashlib.sha256(stated.encode()).hexdigest()[:20]
+
+
+def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
+    """Merge two records of a point; also return whether the schedule is the one of `new`.
+
+    The better schedule is kept, of equal ones that with the higher `standing`; and the higher
+    bound. A better value of `new` counts only with its schedule (`carried`).
+    """
+    if before.value == new.value:
+        figures = carried or all(getattr(before, name) == getattr(new, name) for name in FIGURES)
+        is_new = figures and new.standing >= before.standing
+    else:
+        lower = before.value is None or (new.value is not None and new.value < before.value)
+        is_new = carried and lower
+    best = new if is_new else before
+    bound = max(before.bound, new.bound, 0.0)
+    bound = bound if best.value is None else min(bound, best.value)
+    if bound <= best.bound:
+        return best, is_new
+    return replace(best, bound=bound, proof=dict(best.proof)), is_new
 
 
 def neighbour(point: Point, others: Iterable[Point], *, overlaps: bool = False) -> Point | None:

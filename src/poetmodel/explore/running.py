@@ -1,12 +1,13 @@
-"""Running the explorer: the workers and the server, from start to Ctrl-C."""
+"""Running the explorer: the store, the workers and the server, from start to Ctrl-C."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 import signal
 import threading
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
@@ -14,6 +15,7 @@ import uvicorn
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
+from poetmodel.explore.store import PointStore
 from poetmodel.files import installed
 from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Quantity
@@ -25,6 +27,7 @@ from poetmodel.units import ESTIMATES
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.guard import Guard
@@ -41,6 +44,7 @@ STOP_S: Final = 1
 def serve(
     listening: socket.socket,
     *,
+    store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
     search: dict[str, Any],
@@ -58,6 +62,7 @@ def serve(
     port = listening.getsockname()[1]
     app = explorer(
         port=port,
+        store=store,
         catalogue=catalogue,
         initial=initial,
         search=search,
@@ -73,8 +78,11 @@ def serve(
     )
     address = f"http://127.0.0.1:{port}/?token={app.token}"
     server = _Server(config, app.coordinator, lambda: ready(address))
-    ending.of(server)
-    server.run([listening])
+    try:
+        ending.of(server)
+        server.run([listening])
+    finally:
+        app.store.close()
 
 
 class _Ending:
@@ -103,30 +111,34 @@ class Explorer:
 
     app: Guard
     coordinator: Coordinator
+    store: PointStore
     token: str
 
 
 def explorer(
     *,
     port: int,
+    store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
     search: dict[str, Any],
     workers: int | None = None,
 ) -> Explorer:
-    """Return an explorer; its workers start with it."""
+    """Open a store and return its explorer; the workers start with it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    text = catalogue.to_json()
+    kept, text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(
+        kept,
         solvers=WorkerPool(workers or cores or 1, SOLVING, text, newest_first=True),
         drawers=WorkerPool(max(min(cores or 1, 2), (cores or 1) // 2), DRAWING, text),
         search=search,
+        drawn_by=_drawing_version(),
     )
-    token = secrets.token_urlsafe(24)
+    token = kept.now(kept.secret)
     app = application(
         coordinator, catalogue, page=explorer_page, initial=initial, token=token, port=port
     )
-    return Explorer(app=app, coordinator=coordinator, token=token)
+    return Explorer(app=app, coordinator=coordinator, store=kept, token=token)
 
 
 def explorer_page() -> str:
@@ -167,3 +179,13 @@ class _Server(uvicorn.Server):
         """End all streams, then stop."""
         self._coordinator.silence()
         await super().shutdown(sockets)
+
+
+def _drawing_version() -> str:
+    """Return the digest of the code that draws answers, with which the store labels them."""
+    digest = hashlib.sha256((installed("poetmodel") or "").encode())
+    for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
+        for path in sorted(files(package).iterdir(), key=lambda path: path.name):
+            if path.name.endswith(".py"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

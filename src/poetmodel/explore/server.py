@@ -38,8 +38,8 @@ in SI units; bodies of requests are JSON.
 ``GET /api/points/ID/export/KIND``
     A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
-A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest``, ``proof`` and
-``schedule``, and ``gap`` and ``bound_j``, the bound on the energy of a step.
+A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest`` and ``proof``, and
+``gap`` and ``bound_j``, the bound on the energy of a step.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/points")
     async def want(wish: Wish) -> dict[str, Any]:
-        return coordinator.want(
+        return await coordinator.want(
             wish.session, wish.problem, wish.ram_bytes, wish.deadline_s, more=wish.more
         )
 
@@ -150,7 +150,7 @@ def application(  # noqa: C901 - the routes, each a few lines
         _, known = coordinator.find(point)
         if revision is not None and known.value is not None and revision != known.revision:
             return RedirectResponse(f"/api/points/{point}/answer?revision={known.revision}")
-        tag = f'"{known.digest}-{token[:8]}"'
+        tag = f'"{known.digest}-{coordinator.drawn_by}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)

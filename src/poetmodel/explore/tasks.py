@@ -10,11 +10,12 @@ import gzip
 import json
 import time
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
+from poetmodel.device.room import find_whole_step
 from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
@@ -118,14 +119,19 @@ def prepare(job: dict[str, Any], talk: Talk) -> Frame:
     pass_s = problem.pass_time_s
     most_s = max(2 * pass_s, paged_s or 0.0)
     name = known.choice.shape.label(known.choice.model)
+    choice, keep_all = known.choice, checkpoint_all_peak_bytes(graph)
+    whole = None
+    if device is not None and keep_all + graph.total_resident_bytes > device.ram_bytes:
+        whole = find_whole_step(choice.model, choice.shape, device, paging=choice.paging)
     facts = {
         "problem": fingerprint(problem),
         "title": f"{name} on {known.choice.device}",
         "choice": known.choice.model_dump(),
         "floor_bytes": problem.floor.bytes + resident,
-        "keep_all_bytes": checkpoint_all_peak_bytes(graph) + resident,
+        "keep_all_bytes": keep_all + resident,
         "device_ram_bytes": None if device is None else device.ram_bytes,
         "resident_bytes": graph.total_resident_bytes,
+        "whole_step": None if whole is None else asdict(whole),
         "baseline_energy_j": problem.baseline_energy_j,
         "objective": {"minimize": str(problem.minimize), "baseline": problem.objective.baseline},
         "deadline": {

@@ -50,7 +50,9 @@
   // -- the problem: its controls, and what the server says of it -------------------------------
   const readChoice = (event) => {
     const found = choices.changed(choice, event.target);
-    if (!found) return;
+    if (found) takeChoice(found);
+  };
+  const takeChoice = (found) => {
     choice = found;
     choices.show(choice);
     enter();
@@ -191,7 +193,17 @@
   const warn = (fit) => {
     const bad = fit !== null && fit.mood !== "good";
     $("warning").hidden = !bad;
-    $("warning").textContent = bad ? `${fit.word}: ${fit.text}.` : "";
+    $("warning").textContent = bad ? `${fit.word}: ${fit.text}. ` : "";
+    if (bad && problem.whole_step) $("warning").append(wholeStep(problem.whole_step));
+  };
+  // A click plans parameters and gradients, too, which are resident bytes otherwise.
+  const wholeStep = ({ state, in_place, min_bytes }) => {
+    const made = page.make("button", "");
+    made.type = "button";
+    made.id = "whole-step";
+    made.textContent = `Plan the whole step (${state}, in place): at least ${units.bytes(min_bytes)}`;
+    made.addEventListener("click", () => takeChoice({ ...choice, state, in_place }));
+    return made;
   };
   const nothing = () => { warn(null); for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
   const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Waiting for a free core", failed: "Failed" };

@@ -1,0 +1,190 @@
+"""The store of the explorer: solved points and drawn answers in an SQLite file.
+
+Several servers may share a file. A server makes all calls in one thread, in order. SQLite's
+write-ahead log keeps committed points however the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from poetmodel.errors import InputError
+from poetmodel.explore.points import Point, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+_Result = TypeVar("_Result")
+
+FORMAT: Final = 1
+"""Version of the tables."""
+BUSY_S: Final = 10.0
+"""Maximum wait for another server's write [s]."""
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS points (
+    id TEXT PRIMARY KEY, problem TEXT NOT NULL, ram_bytes INTEGER NOT NULL, deadline_s REAL,
+    state TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, bound REAL NOT NULL,
+    digest TEXT NOT NULL, facts TEXT NOT NULL, schedule BLOB, changed_s REAL NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS points_of_problem ON points (problem);
+CREATE TABLE IF NOT EXISTS answers (
+    point TEXT NOT NULL, digest TEXT NOT NULL, drawn_by TEXT NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (point, digest)
+) STRICT;
+"""
+
+
+class PointStore:
+    """Points and answers in one file, and the token of its servers.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written, or is another program's or version's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._connection = self._thread.submit(self._open).result()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # the token is inside
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            self._check_own(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_TABLES)
+        except (OSError, sqlite3.Error) as error:
+            raise InputError(
+                f"--store {self.path}: expected a store of the explorer, to be written ({error})"
+            ) from error
+        return connection
+
+    def _check_own(self, connection: sqlite3.Connection) -> None:
+        """Raise `InputError` for a file of another program or version, before writing to it."""
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            return
+        if not {"meta", "points", "answers"} <= tables:
+            raise InputError(
+                f"--store {self.path}: this database is no store of the explorer; give another file"
+            )
+        stated = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if stated is not None and stated[0] != str(FORMAT):
+            raise InputError(
+                f"--store {self.path}: was written by another version of poetmodel (format "
+                f"{stated[0]}, expected {FORMAT}); give another file"
+            )
+
+    async def call(self, function: Callable[..., _Result], *given: Any) -> _Result:
+        """Call one of the methods below in the thread of the store."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *given)
+
+    def now(self, function: Callable[..., _Result], *given: Any) -> _Result:
+        """Call one of the methods below, and wait for its result."""
+        return self._thread.submit(function, *given).result()
+
+    def close(self) -> None:
+        """Complete all writes and close the file."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    # -- run in the store's thread ---------------------------------------------------------------
+
+    def secret(self) -> str:
+        """Return the token of this file; the first call creates it."""
+        with self._connection as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('token', ?), ('format', ?)",
+                (secrets.token_urlsafe(24), str(FORMAT)),
+            )
+        meta = dict(connection.execute("SELECT key, value FROM meta"))
+        return str(meta["token"])
+
+    def points(self, problem: str) -> list[Point]:
+        """Return all points of a problem."""
+        query = "SELECT facts FROM points WHERE problem = ?"
+        return [_point(row) for row in self._connection.execute(query, (problem,))]
+
+    def point(self, name: str) -> Point | None:
+        """Return a point by its id."""
+        query = "SELECT facts FROM points WHERE id = ?"
+        row = self._connection.execute(query, (name,)).fetchone()
+        return None if row is None else _point(row)
+
+    def schedule(self, name: str) -> bytes:
+        """Return the packed schedule of a point; empty without one."""
+        query = "SELECT schedule FROM points WHERE id = ?"
+        row = self._connection.execute(query, (name,)).fetchone()
+        return b"" if row is None or row[0] is None else row[0]
+
+    def save(self, point: Point, schedule: bytes | None) -> None:
+        """Merge a point into the file; without a schedule the stored one stays."""
+        with self._writing() as connection:
+            before = self.point(point.id)
+            kept, is_new = point, True
+            if before is not None:
+                kept, is_new = joined(before, point, carried=schedule is not None)
+            if kept == before:
+                return
+            packed = (schedule if is_new else None) or self.schedule(point.id)
+            if kept not in (before, point):  # a bound that only the other one knew
+                kept.revise(packed)
+            facts = json.dumps(asdict(kept), allow_nan=False)
+            connection.execute(
+                "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(kept.id, kept.problem, kept.ram_bytes, kept.deadline_s, kept.state),
+                    *(kept.standing, kept.value, kept.bound, kept.digest, facts),
+                    *(packed or None, time.time()),
+                ),
+            )
+            connection.execute(
+                "DELETE FROM answers WHERE point = ? AND digest <> ?", (kept.id, kept.digest)
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Exclude other writers from the first read to the commit."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        with self._connection as connection:
+            yield connection
+
+    def answer(self, name: str, digest: str, drawn_by: str) -> bytes | None:
+        """Return the answer drawn for a revision of a point by a version of the code, or None."""
+        query = "SELECT body FROM answers WHERE point = ? AND digest = ? AND drawn_by = ?"
+        row = self._connection.execute(query, (name, digest, drawn_by)).fetchone()
+        return None if row is None else row[0]
+
+    def save_answer(self, name: str, digest: str, drawn_by: str, body: bytes) -> None:
+        """Write the answer drawn for a revision of a point."""
+        with self._connection as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (name, digest, drawn_by, body)
+            )
+
+    def check(self) -> str:
+        """Return ``ok``, or the first damage that SQLite finds in the file."""
+        with closing(self._connection.execute("PRAGMA integrity_check")) as rows:
+            return str(rows.fetchone()[0])
+
+
+def _point(row: tuple[str]) -> Point:
+    values = json.loads(row[0])
+    values["lender"] = values["lender"] and tuple(values["lender"])
+    return Point(**values)
