@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from measured import RESULTS, figure_records
 from poetmodel.files import write_text
-from poetmodel.sweeps.pictures import digest, draw, panels
+from poetmodel.sweeps.panels import digest, panels
+from poetmodel.sweeps.pictures import draw
 from poetmodel.sweeps.summaries import overhead_ratio
 from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from poetmodel.device.room import PARTS, part_of
+from poetmodel.device.room import PARTS
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.report.pictures import COLOURS, PART_COLOURS, Kind
-from poetmodel.report.timeline import LETTERS, ORIGINS, plan_chart
-from poetmodel.schedule.instructions import Op
-from poetmodel.schedule.machine import Origin
+from poetmodel.report.pictures import Kind
+from poetmodel.report.still import band_colour, keep_all_curve, outline, stack_bands
+from poetmodel.report.timeline import plan_chart
 from poetmodel.units import format_bytes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -27,7 +26,7 @@ sys.path.append(str(ROOT / "bench"))
 from charts import GREY, RED, Chart  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     Runs = list[list[float]]
     """Start, end, lowest and highest value of stretches one after the other, as the rest moves."""
@@ -35,10 +34,8 @@ if TYPE_CHECKING:
 PICTURE: Final = ROOT / "docs" / "timeline.svg"
 MODEL, DEVICE, RAM = "mobilenetv2", "rpi4b", "40%"
 """The problem of the README's first command."""
-COPIES: Final = {Origin.RECOMPUTED: Kind.RECOMPUTED, Origin.PAGED_IN: Kind.PAGED_IN}
-"""Marks of copies that did not come by the first computation."""
-_FORMS: Final = (*PARTS, *COPIES.values())
-"""What bands are told apart by."""
+_FORMS: Final = (*PARTS, Kind.RECOMPUTED, Kind.PAGED_IN)
+"""Parts and kinds of bands, from the bottom."""
 
 
 def solved() -> tuple[dict[str, Any], pm.SolveResult]:
@@ -56,61 +53,20 @@ def solved() -> tuple[dict[str, Any], pm.SolveResult]:
 def chart(timeline: Mapping[str, Any], result: pm.SolveResult) -> Chart:
     """Return the picture: bands by what they are, the ghost of keep-all, the budget."""
     bands: dict[str, list[Any]] = {}
-    for form, runs in _bands(result.problem.graph, timeline):
+    for form, runs in stack_bands(result.problem.graph, timeline):
         bands.setdefault(form, []).append(runs)
     overhead = 100 * (result.overhead_j or 0.0) / result.baseline_energy_j
     peak = format_bytes(result.peak_ram_bytes or 0)
-    places, kept = timeline["ghost"]
-    ghost = [
-        (timeline["issued"][p], ram / timeline["scale"])
-        for p, ram in zip(places, kept, strict=True)
-    ]
     shown = {
         "title": f"One training step of {MODEL} on {DEVICE}",
         "bands": {form: bands[form] for form in _FORMS if form in bands},
-        "ghost": (*ghost, (timeline["issued"][-1], ghost[-1][1])),
-        "kept": f"keep-all: {format_bytes(max(kept))}",
+        "ghost": tuple(keep_all_curve(timeline)),
+        "kept": f"keep-all: {format_bytes(max(timeline['ghost'][1]))}",
         "limit": timeline["budget"] / timeline["scale"],
         "budget": f"poetmodel: {peak}, +{overhead:.1f} % energy",
         "axes": [f"time [{timeline['unit']}]", f"RAM [{timeline['size']}]"],
     }
     return Chart(shown=shown, paint=_paint, height_inches=3.9)
-
-
-def _bands(graph: pm.Graph, timeline: Mapping[str, Any]) -> Iterator[tuple[str, Runs]]:
-    """Yield what is in RAM for some time, stacked by part and then as it comes."""
-    done = list(timeline["issued"][:-1])
-    for p, _, end in timeline["work"]:
-        if timeline["ops"][p] not in (LETTERS[Op.PAGE_IN], LETTERS[Op.PAGE_OUT]):
-            done[p] = end
-    times = [t for pair in zip(timeline["issued"], done, strict=False) for t in pair]
-    times.append(timeline["issued"][-1])
-    base = {at: 0 for at in range(len(times) - 1) if times[at + 1] > times[at]}
-    stays = sorted(
-        (part_of(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
-        for stay in timeline["stays"]
-    )
-    for part, begin, _, (_, size, _, end, origin, _, given_at, given, *_) in stays:
-        runs: Runs = []
-        for at in range(2 * begin, min(2 * end + 1, len(times) - 1)):
-            if at not in base:
-                continue
-            low = base[at]
-            base[at] += size - (given if 0 <= given_at <= at // 2 else 0)
-            edges = [low / timeline["scale"], base[at] / timeline["scale"]]
-            if runs and runs[-1][1:] == [times[at], *edges]:
-                runs[-1][1] = times[at + 1]
-            else:
-                runs.append([times[at], times[at + 1], *edges])
-        if runs:
-            yield COPIES.get(ORIGINS[origin], PARTS[part]), runs
-
-
-def _outline(runs: Runs) -> list[tuple[float, float]]:
-    """Return the corners of a band: along its top, and back along its bottom."""
-    top = [(time, run[3]) for run in runs for time in run[:2]]
-    bottom = [(time, run[2]) for run in runs for time in run[:2]]
-    return [*top, *reversed(bottom)]
 
 
 def _paint(figure: Any, shown: Any) -> None:
@@ -124,9 +80,8 @@ def _paint(figure: Any, shown: Any) -> None:
     top = max(y)
     handles = []
     for form, bands in shown["bands"].items():
-        kind = form in tuple(Kind)
-        colour = COLOURS[Kind(form)] if kind else PART_COLOURS[PARTS.index(form)][0]
-        polygons = [_outline(runs) for runs in bands]
+        colour = band_colour(form)
+        polygons = [outline(runs) for runs in bands]
         axes.add_collection(
             PolyCollection(polygons, facecolor=colour, edgecolor="#ffffff", linewidth=0.25)
         )

@@ -153,7 +153,7 @@ def test_files_must_differ(told):
     assert plan(SCHEDULE, CHAIN, "--out", SCHEDULE).status == 2
     picture = Path("x.html")
     told(plan(SCHEDULE, CHAIN, "--out", picture, "--plot", picture, status=2).err)
-    assert plan(SCHEDULE, CHAIN, "--plot", Path("x.pdf")).status == 2
+    assert plan(SCHEDULE, CHAIN, "--plot", Path("x.jpg")).status == 2
     told(invoke("plan", SCHEDULE).err, "no graph")
     other = plan(SCHEDULE, "mlp")  # type: ignore[arg-type]
     assert other.status == 2
@@ -173,6 +173,16 @@ def test_plot_is_drawn(told):
     charts = json.loads(read_page(picture.read_text()).scripts["charts"])["charts"]
     assert [chart["type"] for chart in charts] == ["timeline"]
     assert "o" in charts[0]["ops"]
+
+
+@pytest.mark.parametrize("form", ["svg", "png", "pdf"])
+def test_still_pictures_are_drawn_for_papers(form):
+    """The timeline of ``plan`` and the map of ``solve`` are still pictures by their suffix."""
+    pytest.importorskip("matplotlib")
+    plan(SCHEDULE, CHAIN, "--plot", f"plan.{form}", status=0)
+    solved = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", "304B")
+    invoke(*solved, "--plot", f"map.{form}", status=0)
+    assert all(Path(f"{name}.{form}").stat().st_size > 1000 for name in ("plan", "map"))
 
 
 def test_solve_writes_plan_and_map():

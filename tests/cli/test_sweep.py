@@ -250,6 +250,20 @@ def test_unknown_names_and_limits_are_refused():
     assert not out.exists()
 
 
+def test_pareto_front_is_rows_and_a_figure():
+    """The front is shown, in JSON, in a CSV file, and drawn."""
+    pytest.importorskip("matplotlib")
+    done = invoke("sweep", "mlp", *ARGUMENTS, "--out", "out", "--pareto", status=0)
+    assert "Pareto front" in done.out
+    front = invoke("sweep", "mlp", *ARGUMENTS, "--out", "out", "--pareto", "--json").json["pareto"]
+    assert front
+    assert all(isinstance(row["proven"], bool) for row in front)
+    assert (Path("out") / "pareto.csv").read_text().count("\n") == len(front) + 1
+    assert (Path("out") / "pareto.svg").exists()
+    merged = invoke("merge", "out", "--out", "all", "--pareto", "--json", status=0).json["pareto"]
+    assert merged == front
+
+
 # -- parts of a sweep ------------------------------------------------------------------------------
 def test_shards_in_folders_of_their_own_are_merged():
     """Every run is in one of the shards; merged, they are the table of the whole sweep."""

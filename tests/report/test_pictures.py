@@ -7,13 +7,16 @@ from itertools import pairwise
 import pytest
 
 from kit.pages import read_page
-from kit.worked import even_costs
+from kit.worked import even_costs, skip_problem
 from poetmodel.errors import InputError, MissingExtraError
-from poetmodel.graph import Graph, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.report.drawing import check_picture, draw_plan, draw_stages
+from poetmodel.report.still import stack_bands
+from poetmodel.report.timeline import plan_chart
 from poetmodel.schedule import checkpoint_all
+from poetmodel.solver import solve
 
 # -- files ---------------------------------------------------------------------------------------
 ODD_NAMES = ("a<b>&amp;", "\u00fc\U0001f600", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
@@ -60,10 +63,51 @@ def test_every_picture_is_a_page(which, tmp_path):
     assert path.read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize("name", ["x", "x.svg", "html", "x.plan.json"])
+@pytest.mark.parametrize("which", ["timeline", "map"])
+@pytest.mark.parametrize(
+    ("form", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+)
+def test_still_pictures_are_files_of_their_form(which, form, begin, tmp_path):
+    """Names of any characters can be drawn, and the same picture is the same bytes."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"x.{form}"
+    draw(which, chain(), path)
+    content = path.read_bytes()
+    assert content.startswith(begin)
+    draw(which, chain(), path)
+    assert path.read_bytes() == content
+
+
+def test_still_timeline_shows_budget_and_keep_all(tmp_path):
+    """Its text names both, core and bus, and what is in RAM; the stack is as high as the peak."""
+    pytest.importorskip("matplotlib")
+    problem = skip_problem(ram=12, recompute=False)
+    schedule = solve(problem).require_schedule()
+    made = make_plan(problem.graph, problem.costs, schedule, mode="dma", ram_budget_bytes=12)
+    check = check_plan(problem.graph, problem.costs, made)
+    draw_plan(problem.graph, made, check, tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text(encoding="utf-8")
+    kept = checkpoint_all_peak_bytes(problem.graph)
+    for words in ("core", "bus", "computed", "budget: 12 B", f"keep-all: {kept} B"):
+        assert words in text
+    chart = plan_chart(problem.graph, made, check)
+    tops = [top for _, runs in stack_bands(problem.graph, chart) for *_, top in runs]
+    assert max(tops) * chart["scale"] == check.peak_ram_bytes
+
+
+def test_large_maps_name_some_nodes(tmp_path):
+    """A map of 1,000 nodes is drawn; names do not lie on each other."""
+    pytest.importorskip("matplotlib")
+    draw("map", chain([f"node-{k}" for k in range(1000)]), tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text(encoding="utf-8")
+    assert "node-996" in text
+    assert "node-999" not in text
+
+
+@pytest.mark.parametrize("name", ["x", "x.jpg", "html", "x.plan.json"])
 def test_other_endings_are_refused(name):
-    """The message names the ending that there is."""
-    with pytest.raises(InputError, match=r"ends in \.html"):
+    """The message names the suffixes that can be drawn."""
+    with pytest.raises(InputError, match=r"ends in \.html, \.png, \.svg, \.pdf"):
         check_picture(name)
 
 

@@ -11,10 +11,11 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.report.charts import map_chart
 from poetmodel.report.pictures import Map, Panel
 from poetmodel.schedule import checkpoint_all
-from poetmodel.sweeps.pictures import check_form, digest, draw, overheads, panels
+from poetmodel.sweeps.panels import digest, frontier, overheads, panels
+from poetmodel.sweeps.pictures import check_form, draw
 from poetmodel.sweeps.runs import Run
 from poetmodel.sweeps.summaries import overhead_ratio, percent, summary
-from poetmodel.sweeps.tables import rows, write_csv
+from poetmodel.sweeps.tables import pareto, rows, write_csv
 
 
 def test_overheads_by_method_and_budget():
@@ -247,3 +248,38 @@ def test_older_records_do_not_tell_refusals_from_missing_solvers(reason, status)
     """Their one status for both is told apart by its reason."""
     record = _record(20, None) | {"result": None, "status": "unavailable", "reason": reason}
     assert rows([record])[0]["status"] == status
+
+
+def test_front_of_energy_ram_and_time():
+    """What another row beats in one figure and matches in the rest is not on the front."""
+    found = rows(
+        [
+            _record(30, 1.0, bound_j=1.0, time_s=3.0),
+            _record(30, 1.0, time_s=3.0, method="dtr"),  # equal: the first stays
+            _record(40, 1.0, time_s=3.0),  # more RAM for nothing
+            _record(20, 2.0, time_s=3.0),
+            _record(40, 3.0, time_s=1.0, method="capuchin"),  # dear but quick
+            _record(50, 3.0, time_s=2.0, method="rotor"),
+            _record(10, None),
+            _record(99, 9.0, time_s=9.0, model="other"),
+        ]
+    )
+    front = pareto(found)
+    assert [(row["model"], row["peak_ram_bytes"], row["proven"]) for row in front] == [
+        ("m", 20, False),
+        ("m", 30, True),
+        ("m", 40, False),
+        ("other", 99, False),
+    ]
+    assert front[2]["method"] == "capuchin"
+
+
+def test_frontier_is_drawn_by_ram():
+    """Overhead falls along the RAM of the front; what is faster alone is left out."""
+    front = [
+        {**row(overhead_j=100 * overhead), "peak_ram_bytes": ram, "proven": True}
+        for ram, overhead in ((1024, 0.3), (2048, 0.3), (3072, 0.1))
+    ]
+    (panel,) = frontier(front)
+    ((_, points),) = panel.lines
+    assert [x for x, _ in points] == [1.0, 3.0]

@@ -77,7 +77,7 @@ class PlanOptions:
         "trace Chrome trace events for Perfetto.",
     )
     plot: Path | None = options.output(
-        None, "--plot FILE", "Draw what is in RAM over time, core and bus, *.html."
+        None, "--plot FILE", "Draw RAM over time, core and bus: .html, .svg, .png, .pdf."
     )
 
 

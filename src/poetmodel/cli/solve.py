@@ -67,7 +67,7 @@ class FileOptions:
     plot: Path | None = options.output(
         None,
         "--plot FILE",
-        "Draw what is computed, kept and moved in each stage, *.html.",
+        "Draw the map of stages: .html, .svg, .png, .pdf.",
     )
 
 

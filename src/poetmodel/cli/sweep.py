@@ -16,7 +16,7 @@ from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
 from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
-from poetmodel.report.presenter import Unit
+from poetmodel.report.presenter import Unit, yes_or_no
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -120,6 +120,9 @@ class RunOptions(WorkersOption):
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
     )
+    pareto: bool = options.output(
+        False, "--pareto", "Write and draw the Pareto front of energy, RAM and time."
+    )
 
 
 @options.command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
@@ -153,7 +156,7 @@ def sweep(
             warm=not runs.cold,
             on_progress=on_progress,
         )
-    _show_records(records, problems.out, runs.plot, output)
+    _show_records(records, problems.out, runs, output)
 
 
 @options.group
@@ -168,6 +171,9 @@ class MergeOptions:
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
+    )
+    pareto: bool = options.output(
+        False, "--pareto", "Write and draw the Pareto front of energy, RAM and time."
     )
 
 
@@ -185,7 +191,7 @@ def merge(folders: MergeOptions, output: options.OutputOptions) -> None:
     store = Store(folders.out)
     for folder in folders.folders:
         store.merge(Store(folder))
-    _show_records(store.records(), folders.out, folders.plot, output)
+    _show_records(store.records(), folders.out, folders, output)
 
 
 def _check_picture(plot: Path | None) -> None:
@@ -197,21 +203,31 @@ def _check_picture(plot: Path | None) -> None:
 
 
 def _show_records(
-    records: Sequence[Record], folder: Path, plot: Path | None, output: options.OutputOptions
+    records: Sequence[Record],
+    folder: Path,
+    wanted: RunOptions | MergeOptions,
+    output: options.OutputOptions,
 ) -> None:
-    """Write the table and the picture of records, print the table, and exit 1 if a run failed."""
-    from poetmodel.sweeps import tables
+    """Write tables and pictures of records, print the tables, and exit 1 if a run failed."""
+    from poetmodel.sweeps import panels, tables
 
     rows = tables.rows(records)
+    front = tables.pareto(rows) if wanted.pareto else []
     tables.write_csv(folder / "cells.csv", rows)
-    if plot is not None:
-        from poetmodel.sweeps.pictures import draw, overheads
+    if wanted.pareto:
+        tables.write_csv(folder / "pareto.csv", front)
+    if wanted.plot is not None:
+        from poetmodel.sweeps.pictures import draw
 
-        draw(plot, overheads(rows))
+        draw(wanted.plot, panels.overheads(rows))
+    notes = _draw(folder / "pareto", panels.frontier(front))[1] if front else []
     if output.json:
-        print_json({"cells": rows})
+        print_json({"cells": rows, **({"pareto": front} if wanted.pareto else {})})
     else:
-        show(_table(rows))
+        show(_table("Runs", rows, proof="status"))
+        if wanted.pareto:
+            show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
+        print_warnings(notes)
     _warn(rows)
     fail_if_failed(rows)
 
@@ -309,17 +325,17 @@ def _backend(name: str) -> str:
         raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
     from poetmodel.sweeps.summaries import overhead_ratio
 
-    heads = ("model, device", "RAM", "method", "status")
+    heads = ("model, device", "RAM", "method", proof)
     figures = ("overhead", "gap", "peak", "time")
     lines = [
         (
             f"{row['model']} {row['device']}",
             _words_of(row["ram"], row["deadline"]),
             _words_of(row["method"], row["backend"]),
-            row["status"],
+            yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
             _figure(overhead_ratio(row), "{:.3%}".format),
             _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _figure(row["peak_ram_bytes"], format_bytes),
@@ -327,7 +343,7 @@ def _table(rows: Sequence[Row]) -> Table:
         )
         for row in rows
     ]
-    return listing("Runs", (*heads, *figures), lines, left=len(heads), whole_names=False)
+    return listing(title, (*heads, *figures), lines, left=len(heads), whole_names=False)
 
 
 def _words_of(*parts: str | None) -> str:
@@ -369,7 +385,7 @@ class FigureOptions:
 @options.command("poetmodel bench figure5 --quick")
 def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
     """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
-    from poetmodel.sweeps import figures, pictures, summaries, tables
+    from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_all
     from poetmodel.sweeps.store import Store
 
@@ -389,7 +405,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
         )
     cells = tables.rows(records)
     tables.write_csv(folder / "cells.csv", cells)
-    shown = pictures.panels(name, cells, Store(folder).schedule)
+    shown = panels.panels(name, cells, Store(folder).schedule)
     drawn, notes = _draw(folder / name, shown)
     summary = summaries.summary(name, cells)
     if output.json:

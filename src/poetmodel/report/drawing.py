@@ -1,4 +1,4 @@
-"""Pictures of schedules and plans as pages of HTML, drawn by plotly."""
+"""Pictures of schedules and plans: pages of HTML, and still pictures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
+from poetmodel.report import still
 from poetmodel.report.charts import graph_chart, map_chart
-from poetmodel.report.pictures import moves_in_words
+from poetmodel.report.pictures import Map, moves_in_words
 from poetmodel.report.presenter import escaped
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import plan_chart, plan_title
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.schedule import Schedule
 
-FORMS: Final[Mapping[str, Sequence[str]]] = {".html": LIBRARIES}
+FORMS: Final[Mapping[str, Sequence[str]]] = {".html": LIBRARIES, **still.FORMS}
 """Libraries that draw a picture, by the ending of its file."""
 
 
@@ -46,20 +47,34 @@ def check_installed(path: str | Path, what: str, *libraries: str) -> None:
 
 
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
-    """Draw what a plan does and has in RAM over time: a page that needs no network."""
-    title = plan_title(graph, plan, check)
-    _draw(title, graph, "timeline", plan_chart(graph, plan, check), path)
+    """Draw the RAM of a plan over time, with core and bus.
+
+    The suffix of the path selects a page that needs no network (.html), or a still picture.
+    """
+    check_picture(path)
+    title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
+    form = Path(path).suffix.lower()
+    if form in still.FORMS:
+        write_bytes(path, still.draw_timeline(graph, chart, title, form[1:]))
+    else:
+        _draw_page(title, graph, "timeline", chart, path)
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
-    """Draw the map of a schedule, stages by nodes, likewise."""
-    title = f"{graph.name}: {moves_in_words(schedule)}"
-    _draw(title, graph, "map", map_chart(graph, schedule), path)
-
-
-def _draw(title: str, graph: Graph, kind: str, chart: Mapping[str, Any], path: str | Path) -> None:
-    """Write a page with a chart of this kind."""
+    """Draw the map of a schedule, stage by node, as a page or a still picture."""
     check_picture(path)
+    title, chart = f"{graph.name}: {moves_in_words(schedule)}", map_chart(graph, schedule)
+    form = Path(path).suffix.lower()
+    if form in still.FORMS:
+        write_bytes(path, still.draw_stage_map(Map(title=title, chart=chart), form[1:]))
+    else:
+        _draw_page(title, graph, "map", chart, path)
+
+
+def _draw_page(
+    title: str, graph: Graph, kind: str, chart: Mapping[str, Any], path: str | Path
+) -> None:
+    """Write a page with a chart of this kind."""
     text = render(
         "picture.html.jinja",
         chart_scripts=(kind,),

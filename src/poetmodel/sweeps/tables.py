@@ -1,4 +1,4 @@
-"""Findings of a sweep, as a table: bounds along the RAM axis, CSV."""
+"""Findings of a sweep, as a table: bounds along the RAM axis, the Pareto front, CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import ROOM
 from poetmodel.files import write_text
-from poetmodel.result import relative_gap
+from poetmodel.result import Status, relative_gap
 from poetmodel.sweeps.measurement import NOT_INSTALLED, REFUSED, Record
 from poetmodel.sweeps.runs import Run
 
@@ -101,6 +101,43 @@ def model_gap(statistics: Mapping[str, Any]) -> float | None:
     """
     value, bound = (statistics.get(name) for name in _MODEL)
     return None if value is None or bound is None else relative_gap(value, bound)
+
+
+def pareto(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that no other row dominates in energy, RAM and time, by model and device.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        As `rows` returns them. RAM is the peak, time is compute plus transfer time.
+
+    Returns
+    -------
+    list of dict
+        Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to
+        the gap tolerance. Of equal rows the first stays. In the order of model, device and RAM.
+    """
+    solved = [row for row in rows if row["energy_j"] is not None]
+    front: list[Row] = []
+    for index, row in enumerate(solved):
+        is_dominated = any(
+            _place_of(other) == _place_of(row) and _dominates(other, row, is_earlier=at < index)
+            for at, other in enumerate(solved)
+        )
+        if not is_dominated:
+            front.append({**row, "proven": row["status"] == Status.OPTIMAL})
+    return sorted(front, key=lambda row: (*_place_of(row), row["peak_ram_bytes"]))
+
+
+def _place_of(row: Row) -> tuple[str, str]:
+    return row["model"], row["device"]
+
+
+def _dominates(row: Row, other: Row, *, is_earlier: bool) -> bool:
+    pairs = [(row[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
+    if any(value > other_value for value, other_value in pairs):
+        return False
+    return is_earlier or any(value < other_value for value, other_value in pairs)
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

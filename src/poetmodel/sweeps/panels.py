@@ -1,0 +1,127 @@
+"""Panels and maps of sweeps and figures, as data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.report.charts import map_chart
+from poetmodel.report.pictures import Map, Panel, moves_in_words
+from poetmodel.schedule import GraphIdentity, Schedule
+from poetmodel.sweeps.runs import graph_of
+from poetmodel.sweeps.summaries import grouped, overhead_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from poetmodel.sweeps.tables import Row
+
+
+def panels(
+    name: str,
+    rows: Sequence[Row],
+    schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
+) -> tuple[Panel, ...] | tuple[Map, ...]:
+    """Return the picture of a figure, of rows as `poetmodel.sweeps.tables.rows` gives them.
+
+    Maps are drawn of schedule files, whose content `schedule_of` finds by the key of a run.
+    """
+    if name == "figure2":
+        return tuple(_maps(rows, schedule_of))
+    return tuple((_peaks_and_times if name == "table3" else overheads)(rows))
+
+
+def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
+    """Return an identifier of a picture's content; its file carries it."""
+    text = json.dumps([asdict(panel) for panel in shown])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _maps(
+    rows: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
+) -> Iterable[Map]:
+    """Yield the map of each schedule, with what it moves in its title."""
+    for row in rows:
+        document = schedule_of(row["key"])
+        if document is None:
+            continue
+        graph = graph_of(row["model"])
+        schedule = Schedule.of_entries(document, GraphIdentity.of(graph))
+        place = f"{row['model']}, {row['device']}, {row['ram']}"
+        title = f"{place}\n{moves_in_words(schedule)}"
+        yield Map(title=title, chart=map_chart(graph, schedule))
+
+
+def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
+    """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
+
+    Each method is a line; where several solvers were used, so is each solver.
+    """
+    shown = []
+    several = len({row["backend"] for row in table} - {None}) > 1
+    for (model, device, deadline), rows in grouped(table, "model", "device", "deadline").items():
+        lines = []
+        for (method, backend), line in grouped(rows, "method", "backend").items():
+            points = [
+                (row["ram_budget_bytes"] / 1024, 100 * ratio)
+                for row in line
+                if (ratio := overhead_ratio(row)) is not None
+            ]
+            name = f"{method}, {backend}" if several and backend else method
+            lines.append((name, tuple(sorted(points))))
+        limit = "" if deadline is None else f"\ndeadline {deadline}"
+        shown.append(
+            Panel(
+                title=f"{model}, {device}{limit}",
+                x_name="RAM budget [KiB]",
+                y_name="energy overhead",
+                lines=tuple(lines),
+            )
+        )
+    return tuple(shown)
+
+
+def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
+    """Return the Pareto front of RAM against overhead: a panel per model and device.
+
+    `front` has rows of `poetmodel.sweeps.tables.pareto`; rows that differ in time alone are left
+    out.
+    """
+    shown = []
+    for (model, device), rows in grouped(front, "model", "device").items():
+        points: list[tuple[float, float]] = []
+        for row in rows:  # by RAM
+            ratio = overhead_ratio(row)
+            if ratio is not None and (not points or 100 * ratio < points[-1][1]):
+                points.append((row["peak_ram_bytes"] / 1024, 100 * ratio))
+        shown.append(
+            Panel(
+                title=f"{model}, {device}",
+                x_name="peak RAM [KiB]",
+                y_name="energy overhead",
+                lines=(("Pareto front", tuple(points)),),
+            )
+        )
+    return tuple(shown)
+
+
+def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
+    for (model, device), rows in grouped(table, "model", "device").items():
+        lines = []
+        for (method, deadline), line in grouped(rows, "method", "deadline").items():
+            points = [
+                (row["peak_ram_bytes"] / 1024, 1000 * row["makespan_s"])
+                for row in line
+                if row["energy_j"] is not None
+            ]
+            limit = "" if deadline is None else f", deadline {deadline}"
+            lines.append((method + limit, tuple(sorted(points))))
+        yield Panel(
+            title=f"{model}, {device}",
+            x_name="peak RAM [KiB]",
+            y_name="time [ms]",
+            lines=tuple(lines),
+            in_percent=False,
+        )
