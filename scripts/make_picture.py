@@ -58,8 +58,8 @@ def chart(timeline: Mapping[str, Any], result: pm.SolveResult) -> Chart:
     bands: dict[str, list[Any]] = {}
     for form, runs in _bands(result.problem.graph, timeline):
         bands.setdefault(form, []).append(runs)
-    overhead = 100 * (result.overhead_j or 0.0) / result.baseline_energy_j
-    peak = format_bytes(result.peak_ram_bytes or 0)
+    overhead = 100 * (result.overhead_j or 0.0) / result.problem.baseline_energy_j
+    peak = format_bytes(0 if result.simulation is None else result.simulation.peak_ram_bytes)
     places, kept = timeline["ghost"]
     ghost = [
         (timeline["issued"][p], ram / timeline["scale"])

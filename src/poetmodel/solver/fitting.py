@@ -215,12 +215,13 @@ class _FittingSearch:
     def _again(self, first: SolveResult, excess: int, most_solves: int) -> Fitted:
         """Solve with less RAM, since the block of the first schedule is larger by an excess."""
         result = first
+        peak = 0 if first.simulation is None else first.simulation.peak_ram_bytes
         rounded = rounded_problem(self.problem, self.alignment)
         hurried = first.termination == Termination.TIME_LIMIT
         margin = self.usable_bytes // MARGIN if hurried else 0
         low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes - margin
         if rounded.graph == self.problem.graph:
-            high = min(self.usable_bytes, first.peak_ram_bytes or 0)
+            high = min(self.usable_bytes, peak)
             budget = high - excess - margin
         for _ in range(most_solves):
             if budget <= low:
@@ -243,7 +244,8 @@ class _FittingSearch:
                     return fitted
                 low = budget  # such as a deadline that the plan misses in less RAM
                 continue
-            high = min(budget, result.peak_ram_bytes or 0)
+            peak = 0 if result.simulation is None else result.simulation.peak_ram_bytes
+            high = min(budget, peak)
             budget = high - self._least_excess() - margin
         return Fitted(self._failed(first), None, None)
 
