@@ -154,14 +154,19 @@ class ProblemEntry(Strict):
                 faults.append("weights: missing; what is minimized is 'own'")
             if faults:
                 raise InputError(faults)
-        return Problem.of(
+        return Problem(
             graph,
             costs,
-            self,
             ram=self.ram_budget_bytes,
             deadline=self.deadline_s,
+            deadline_counts=self.deadline_counts,
             aux_bytes=MAX_BYTES if self.aux_bytes is None else self.aux_bytes,
+            recompute=self.recompute,
+            paging=self.paging,
+            minimize=self.minimize,
             energy_budget=self.energy_budget_j,
+            count_parameters=self.count_parameters,
+            commit=self.commit,
             constraints=rows,
             own_objective=tuple(self.weights.items()),
         )

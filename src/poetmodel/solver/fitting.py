@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, StorageMode
@@ -22,11 +22,11 @@ from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.outcome import accepted
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import Request, SearchOptions
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan
@@ -66,7 +66,7 @@ def fit_arena(
     solve: Callable[..., SolveResult] = solve_by_default,
     most_solves: int = 12,
     time_limit: float = 60.0,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in a block within the RAM budget.
 
@@ -191,7 +191,7 @@ class _FittingSearch:
         mode: StorageMode,
         alignment: int,
         solve: Callable[..., SolveResult],
-        options: Mapping[str, Any],
+        options: SearchOptions,
         clock: Request,
     ) -> None:
         self.problem, self.mode, self.alignment = problem, mode, alignment
@@ -296,9 +296,10 @@ class _FittingSearch:
                     return fitted
         return None
 
-    def _solved(self, stated: Problem, ratio: float, **more: Any) -> SolveResult:
+    def _solved(self, stated: Problem, ratio: float, start: Schedule | None = None) -> SolveResult:
         """Solve a problem within a share of the time that is left, but for that of a plan."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
+        more: SearchOptions = {} if start is None else {"start": start}
         result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
 
@@ -310,7 +311,7 @@ class _FittingSearch:
             return self._searched(first, less)
         most_s = min(QUICK_S, self.clock.remaining_s() / 4)
         start = _refitted(less, first.require_schedule(), most_s=most_s)
-        return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
+        return self._solved(less, 1 / 2, start)
 
     def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
         """Search with less RAM, from what the first solve has reached, for half of the time left.
