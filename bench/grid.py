@@ -346,15 +346,15 @@ def measure(
 
 
 _COPIED: Final = (
-    *("reason", "formulation", "backend", "requested_gap", "overhead_j", "objective_value"),
-    *("overhead_bound_j", "baseline_energy_j", "build_s", "solve_s"),
+    *("reason", "formulation", "backend", "requested_gap", "overhead_j"),
+    *("overhead_bound_j", "build_s", "solve_s"),
 )
 """Properties of a result that its record has under the same name."""
 
 
 def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
     problem, statistics = result.problem, dict(result.statistics)
-    gap = model_gap(statistics) if result.formulation == "paper" else result.objective_gap
+    gap = model_gap(statistics) if result.formulation == "paper" else result.gap
     if result.schedule is not None:
         if course.first_schedule_s is None:
             course.first_schedule_s = seconds
@@ -364,6 +364,8 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
         "status": str(result.status),
         "termination": str(result.termination),
         "gap": gap,
+        "objective_value": result.value,
+        "baseline_energy_j": problem.baseline_energy_j,
         "peak_ram_bytes": None if result.simulation is None else result.simulation.peak_ram_bytes,
         "ram_budget_bytes": problem.ram_budget_bytes,
         "deadline_s": problem.deadline_s,

@@ -55,8 +55,8 @@ def chart(timeline: Mapping[str, Any], result: pm.SolveResult) -> Chart:
     bands: dict[str, list[Any]] = {}
     for form, runs in stack_bands(result.problem.graph, timeline):
         bands.setdefault(form, []).append(runs)
-    overhead = 100 * (result.overhead_j or 0.0) / result.baseline_energy_j
-    peak = format_bytes(result.peak_ram_bytes or 0)
+    overhead = 100 * (result.overhead_j or 0.0) / result.problem.baseline_energy_j
+    peak = format_bytes(0 if result.simulation is None else result.simulation.peak_ram_bytes)
     shown = {
         "title": f"One training step of {MODEL} on {DEVICE}",
         "bands": {form: bands[form] for form in _FORMS if form in bands},

@@ -92,7 +92,7 @@ def problems():
                 except PoetModelError as error:
                     yield f"{seed} {formulation}", type(error).__name__
                     continue
-                value, bound = map(rounded, (result.objective_value, result.objective_bound))
+                value, bound = map(rounded, (result.value, result.objective_bound))
                 yield f"{seed} {formulation}", [result.status.value, value, bound]
 
 

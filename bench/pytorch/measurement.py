@@ -243,7 +243,7 @@ def details_of(step: pmt.Step) -> dict[str, Any]:
     return {
         "status": str(result.status),
         "reason": result.reason,
-        "gap": result.objective_gap,
+        "gap": result.gap,
         "budget_bytes": found.budget_bytes,
         "keep_all_bytes": found.keep_all_bytes,
         "plan_peak_bytes": found.peak_bytes,

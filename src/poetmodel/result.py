@@ -10,12 +10,11 @@ from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
+from poetmodel.schedule.metrics import Group, Place, metrics_at
 from poetmodel.schedule.relations import (
     FORMAT,
     HISTORY,
-    STATED,
     VERSION,
-    WEAR,
     GraphIdentity,
     dump,
 )
@@ -64,6 +63,9 @@ NAMES: Final = {
 }
 """Quantities to minimize, in words."""
 
+_TIMES: Final = (Group.WORK, Group.STEP, Group.EFFORT)
+"""Groups of the metrics that a file states last."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnObjective:
@@ -91,7 +93,7 @@ class OwnObjective:
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Figures come from the simulator, never from the solver; without a schedule they are None.
+    Metrics are those of `simulation`, never the solver's; without a schedule they are None.
     """
 
     problem: Problem
@@ -146,8 +148,8 @@ class SolveResult:
 
     def __repr__(self) -> str:
         facts = [f"{self.status}: {self.reason}" if self.reason else str(self.status)]
-        if self.energy_j is not None:
-            gap, peak_bytes = self.gap or 0.0, self.peak_ram_bytes or 0
+        if self.simulation is not None and self.energy_j is not None:
+            gap = self.gap or 0.0
             energy = f"energy {format_joules(self.energy_j)}"
             if self.minimizes_energy:
                 facts += [f"{energy}, gap {gap:.2%}"]
@@ -156,7 +158,7 @@ class SolveResult:
                 name = "objective" if own else self._name()
                 facts += [f"{name} {self._amount(self.value or 0.0)}, gap {gap:.2%}"]
                 facts += [energy] if self.problem.asks_energy or own else []
-            facts += [f"peak RAM {format_bytes(peak_bytes)}"]
+            facts += [f"peak RAM {format_bytes(self.simulation.peak_ram_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
         return brief(self, shown(self.problem.graph.name), *facts, f"method {self.method}, {wall}")
@@ -167,46 +169,6 @@ class SolveResult:
         return self.build_s + self.solve_s
 
     @property
-    def peak_ram_bytes(self) -> int | None:
-        """Highest RAM use, without resident bytes [B]."""
-        return self.simulation.peak_ram_bytes if self.simulation is not None else None
-
-    @property
-    def written_bytes(self) -> int | None:
-        """Bytes paged out, every transfer counted [B]."""
-        return self.simulation.written_bytes if self.simulation is not None else None
-
-    @property
-    def read_bytes(self) -> int | None:
-        """Bytes paged in, every transfer counted [B]."""
-        return self.simulation.read_bytes if self.simulation is not None else None
-
-    @property
-    def aux_used_bytes(self) -> int | None:
-        """Storage used: the sizes of all tensors that are paged out [B]."""
-        return self.simulation.aux_used_bytes if self.simulation is not None else None
-
-    @property
-    def compute_s(self) -> float | None:
-        """Compute time of one step [s]."""
-        return self.simulation.compute_s if self.simulation is not None else None
-
-    @property
-    def transfer_s(self) -> float | None:
-        """Transfer time of one step [s]."""
-        return self.simulation.transfer_s if self.simulation is not None else None
-
-    @property
-    def makespan_s(self) -> float | None:
-        """Time of one step from start to end [s]."""
-        return self.simulation.makespan_s if self.simulation is not None else None
-
-    @property
-    def time_s(self) -> float | None:
-        """Time of one step, as the deadline counts it [s]."""
-        return self.simulation.time_s if self.simulation is not None else None
-
-    @property
     def energy_j(self) -> float | None:
         """Energy of one step [J]."""
         return self.simulation.energy_j if self.simulation is not None else None
@@ -215,11 +177,6 @@ class SolveResult:
     def overhead_j(self) -> float | None:
         """Energy beyond the baseline [J]."""
         return self.simulation.overhead_j if self.simulation is not None else None
-
-    @property
-    def baseline_energy_j(self) -> float:
-        """Energy of a single pass: every node computed once [J]."""
-        return self.problem.baseline_energy_j
 
     @property
     def minimizes_energy(self) -> bool:
@@ -234,7 +191,7 @@ class SolveResult:
         """
         if self.energy_j is None or not self._bounds_energy:
             return None
-        return min(self.baseline_energy_j + self.overhead_bound_j, self.energy_j)
+        return min(self.problem.baseline_energy_j + self.overhead_bound_j, self.energy_j)
 
     @property
     def value(self) -> float | None:
@@ -280,16 +237,6 @@ class SolveResult:
         if self.bound == self.value:
             return 0.0
         return relative_gap(self.overhead, self.proven_bound - self.problem.objective.baseline)
-
-    @property
-    def objective_value(self) -> float | None:
-        """The same as `value`."""
-        return self.value
-
-    @property
-    def objective_gap(self) -> float | None:
-        """The same as `gap`."""
-        return self.gap
 
     @property
     def proven_bound(self) -> float:
@@ -396,34 +343,37 @@ class SolveResult:
             **({} if own is None else {"name": own.name, "sense": own.sense}),
         }
 
-    def _on_device(self, simulation: Simulation) -> dict[str, Any]:
-        """Return the RAM of the device that the schedule takes, and the life of its storage."""
-        room, device = self.room, self.problem.costs.device
-        if room is None or device is None:
-            return {}
-        values = room_figures(room)
-        if device.storage is None or device.storage.endurance_cycles is None:
-            return values
-        return values | {key: getattr(simulation, key) for key in WEAR}
-
     def _figures(self) -> dict[str, Any]:
-        simulation = self.simulation
-        if simulation is None:
-            return dict.fromkeys(STATED)
+        """Return the metrics of a schedule file and the RAM of the device; without a schedule None.
+
+        Storage and its wear are stated only where the device states its endurance.
+        """
+        lasting = (Group.ENERGY, Group.PROOF, Group.MEMORY)
+        if self.simulation is None:
+            groups = (*lasting, *_TIMES)
+            return {metric.key: None for metric in metrics_at(Place.FILE, *groups)}
+        room, device = self.room, self.problem.costs.device
+        storage = None if device is None else device.storage
+        wears = storage is not None and storage.endurance_cycles is not None
         return {
-            "energy_j": simulation.energy_j,
+            **self._metrics(self.simulation, *lasting),
+            **({} if room is None else room_figures(room)),
+            **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if wears else {}),
+            **self._metrics(self.simulation, *_TIMES),
+        }
+
+    def _metrics(self, simulation: Simulation, *groups: Group) -> dict[str, Any]:
+        """Return the metrics of groups of a schedule file: simulated, or claimed by the solve."""
+        claims = {
             "bound_j": self.bound_j,
-            "baseline_energy_j": self.baseline_energy_j,
-            "overhead_j": simulation.overhead_j,
             "overhead_bound_j": self.overhead_bound_j if self._bounds_energy else None,
             "gap": self._energy_gap(),
-            "peak_ram_bytes": simulation.peak_ram_bytes,
-            **self._on_device(simulation),
-            "compute_s": simulation.compute_s,
-            "transfer_s": simulation.transfer_s,
-            "makespan_s": simulation.makespan_s,
             "build_s": self.build_s,
             "solve_s": self.solve_s,
+        }
+        return {
+            metric.key: claims[metric.key] if metric.of is None else metric.of(simulation)
+            for metric in metrics_at(Place.FILE, *groups)
         }
 
     def _energy_gap(self) -> float | None:

@@ -39,7 +39,7 @@ def test_schedule_without_overhead_is_optimal():
     assert run(least, "checkpoint-all").status == Status.OPTIMAL
     result = run(problem_of("75%"), "chen-sqrt")
     assert (result.status, result.gap) == (Status.FEASIBLE, 1.0)
-    assert result.bound_j == result.baseline_energy_j
+    assert result.bound_j == result.problem.baseline_energy_j
     stated = result.to_dict()["problem"]
     assert (stated["method"], stated["backend"], stated["formulation"]) == ("chen-sqrt", "", "")
 
@@ -182,7 +182,7 @@ def test_bound_of_a_restriction_is_not_claimed():
     graph = training_chain([3] * 6)
     problem = Problem(graph, chain_costs(graph), ram="80%", deadline_counts="serial")
     result = run(problem, "recompute-only")
-    assert (result.status, result.bound_j) == (Status.FEASIBLE, result.baseline_energy_j)
+    assert (result.status, result.bound_j) == (Status.FEASIBLE, result.problem.baseline_energy_j)
     assert result.statistics["restricted_status"] == "optimal"
     assert result.problem is problem
 

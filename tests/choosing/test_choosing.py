@@ -176,7 +176,7 @@ def test_pebbles_bound_the_least_peak(name):
         )
         least = pm.solve(problem, gap=0.0, time_limit=30)
         bound = PebbleGame(step).least_bytes(parameter, 0)
-        assert 0 < bound + graph.state_bytes <= (least.peak_ram_bytes or 0)
+        assert 0 < bound + graph.state_bytes <= least.simulation.peak_ram_bytes
 
 
 def test_pebbles_see_what_waits_beside_a_recomputation():
@@ -311,7 +311,7 @@ def test_limits_that_a_set_just_keeps_allow_it(name, counted):
         graph = step.trained(chosen)
         costs = pm.Costs.estimate(graph, pm.Device.load("nrf52840"))
         alone = pm.Problem(graph, costs, ram="100%", paging=False, recompute=False, minimize="ram")
-        least = pm.solve(alone, gap=0.0, time_limit=30).peak_ram_bytes
+        least = pm.solve(alone, gap=0.0, time_limit=30).simulation.peak_ram_bytes
         assert least
         limits = {"ram": least, "paging": False, "recompute": False}
         if counted == "time":

@@ -42,7 +42,7 @@ def test_unproven_amounts_come_with_their_gap(monkeypatch, told):
     def unproved(status, bound):
         def find(*arguments, **options):
             last = real(*arguments, **options)[-1]
-            overhead_bound_j = bound - last.result.baseline_energy_j
+            overhead_bound_j = bound - last.result.problem.baseline_energy_j
             result = replace(
                 last.result, status=status, objective_bound=bound, overhead_bound_j=overhead_bound_j
             )

@@ -387,7 +387,7 @@ def _wrong_rounds(problem, best, first):
 
 def _wrong_model_value(problem, result):
     """Hold the model's own value against the verifier's; its peak may be above, never below."""
-    value = result.objective_value
+    value = result.value
     said = problem.objective.baseline + result.statistics["model_value"]
     wrong = said < value - off(value) or (problem.minimize != "ram" and said > value + off(value))
     return f"the model says {said}, the verifier {value}" if wrong else ""

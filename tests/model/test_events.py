@@ -194,8 +194,8 @@ def best(problem, **choices):
     result = solve(build(problem), gap=0.0, **choices)
     confirmed = solve(build(problem, reductions=False), gap=0.0)
     assert result.status == confirmed.status
-    if confirmed.objective_value is not None:
-        assert result.objective_value == pytest.approx(confirmed.objective_value, abs=1e-9)
+    if confirmed.value is not None:
+        assert result.value == pytest.approx(confirmed.value, abs=1e-9)
     return result
 
 

@@ -426,7 +426,7 @@ def test_rows_want_decisions_and_have_names():
     result = pm.solve(
         replace(PROBLEM, ram=100).minimizing(lambda v: 1e-14 * v.energy_j - v.bytes_read)
     )
-    assert (result.status, result.objective_gap) == ("optimal", 0.0)
+    assert (result.status, result.gap) == ("optimal", 0.0)
     from poetmodel import problem
 
     with pytest.warns(DeprecationWarning, match="Constraint"):

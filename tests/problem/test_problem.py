@@ -2,7 +2,6 @@
 
 import pickle
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -77,14 +76,6 @@ def test_unusable_ram_is_refused(graph, costs, ram, words):
     """The error names the limit, what came and what would be accepted."""
     with pytest.raises(BudgetError, match=words):
         Problem(graph, costs, ram=ram)
-
-
-def test_fields_are_read_by_their_names(graph, costs):
-    """The later part counts, and what is given by name in any case; None says nothing."""
-    first = SimpleNamespace(ram=12, deadline="150%", paging=False, name="no field")
-    other = SimpleNamespace(ram=None, deadline="120%", recompute=None)
-    made = Problem.of(graph, costs, first, other, paging=True)
-    assert made.to_dict() == Problem(graph, costs, ram=12, deadline="120%").to_dict()
 
 
 # -- times, energies, storage ------------------------------------------------------------------

@@ -348,7 +348,7 @@ def test_values_that_were_wrong_once(way, name, value, solver, gap):
     """By hand."""
     result = answer(problem_of(CASES[name]), way, backend=solver, gap=gap)
     near = pytest.approx(value, rel=1e-9, abs=0)
-    assert (result.status, result.objective_value) == (Status.OPTIMAL, near)
+    assert (result.status, result.value) == (Status.OPTIMAL, near)
 
 
 @pytest.mark.parametrize("name", ["small-beside-large", "one-byte-of-terabytes"])
@@ -414,7 +414,7 @@ def test_rare_terms_decide(way, number, paging, value):
     problem = state_problem(f"hunt/{number}", (6, 9), minimize="energy", paging=paging, **free)
     result = answer(problem, way, gap=0.0)
     assert result.status == "optimal"
-    assert result.objective_value == pytest.approx(value)
+    assert result.value == pytest.approx(value)
     assert result.objective_bound == pytest.approx(value)
 
 

@@ -111,11 +111,11 @@ def test_a_commit_costs_what_flash_takes():
     assert GenerationLayout(8, 64).size_bytes([100, 4]) == written
     result = solve(problem, gap=0.0)
     assert result.status == "optimal"
-    assert result.time_s == pytest.approx(1.0 + commit_s)
+    assert result.simulation.time_s == pytest.approx(1.0 + commit_s)
     assert result.energy_j == pytest.approx(2.0 + 3.0 * commit_s)
-    assert (result.overhead_j, result.written_bytes) == (0.0, written)
+    assert (result.overhead_j, result.simulation.written_bytes) == (0.0, written)
     assert problem.baseline_energy_j == pytest.approx(result.energy_j)
-    assert problem.pass_time_s == pytest.approx(result.time_s)
+    assert problem.pass_time_s == pytest.approx(result.simulation.time_s)
     assert result.simulation.steps_until_worn == pytest.approx(4096 * 1000 / (3 * 64))
 
 
@@ -147,7 +147,7 @@ def test_commits_of_storage_that_forgets_go_to_flash():
     sizes = problem.graph.tensor_bytes
     paged = {i for _, i in on_storage.require_schedule().M_out}
     assert paged
-    assert on_storage.written_bytes == 160 + sum(sizes[i] for i in paged)
+    assert on_storage.simulation.written_bytes == 160 + sum(sizes[i] for i in paged)
     never = stated(forgets, None)
     assert problem.table.page_out_time_s == never.table.page_out_time_s
     problem = stated(board(), 1, aux_bytes=6 * 64)
@@ -169,7 +169,7 @@ def test_a_plan_takes_what_its_schedule_says(resident):
         assert plan.commit == 1
         check = check_plan(problem.graph, problem.costs, plan)
         assert not check.violations
-        assert check.written_bytes == result.written_bytes
+        assert check.written_bytes == result.simulation.written_bytes
         assert check.makespan_s == pytest.approx(result.simulation.makespan_s)
         assert check.energy_j == pytest.approx(result.energy_j)
 

@@ -129,8 +129,8 @@ def test_the_least_ram_is_bounded_to_the_byte(part, way):
         best, result = optimum(problem), answer(problem, way, gap=0.0)
         assert not wrongly_ended(problem, best, result, 0.0, proved=False), seed
         if best is not None:
-            assert result.objective_value <= best.value * (1 + 1e-7), seed
-            assert (result.status == "optimal") == (result.objective_value == best.value), seed
+            assert result.value <= best.value * (1 + 1e-7), seed
+            assert (result.status == "optimal") == (result.value == best.value), seed
 
 
 @pytest.mark.parametrize("reductions", [True, False])
@@ -208,7 +208,7 @@ def test_limits_that_are_just_kept(part, scale):
     for seed in part.of(range(25)):
         problem = tight(seeded(f"tight/{seed}"), scale)
         result = answer(problem, "built", gap=0.0)
-        assert result.objective_value == pytest.approx(optimum(problem).value, rel=2e-9), seed
+        assert result.value == pytest.approx(optimum(problem).value, rel=2e-9), seed
 
 
 def tight(rng, scale):

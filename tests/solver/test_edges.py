@@ -236,7 +236,7 @@ def test_models_with_own_rows_are_proved_to_the_byte(minimize, least, reductions
     model.b_stays = pyo.Constraint(expr=sum(paged_out) == 0)
     before = set(model.component_map())
     result = solve(model, backend=name, gap=0.0)
-    assert (result.status, result.objective_value) == (Status.OPTIMAL, least)
+    assert (result.status, result.value) == (Status.OPTIMAL, least)
     assert result.objective_bound == least
     assert set(model.component_map()) == before
 
@@ -303,7 +303,7 @@ def test_bytes_are_decided_where_rows_cannot_tell(way):
     ):  # fmt: skip
         problem = transfers(1, 1, sizes=sizes, ram=ram, minimize=minimize)
         result = answer(problem, way, gap=0.0)
-        assert (result.status, result.objective_value) == (Status.OPTIMAL, least)
+        assert (result.status, result.value) == (Status.OPTIMAL, least)
 
 
 def test_no_point_that_keeps_a_limit_is_near_its_row():

@@ -98,7 +98,7 @@ def test_a_problem_is_solved_and_proved(formulation, monkeypatch):
     assert (result.status, result.termination) == (Status.OPTIMAL, Termination.PROVED)
     assert (result.gap, result.overhead_j) == (0.0, 0.0)
     least = solve(skip_problem(ram=12, minimize="ram"), formulation=formulation)
-    assert (least.status, least.objective_value) == (Status.OPTIMAL, 12)
+    assert (least.status, least.value) == (Status.OPTIMAL, 12)
     graph = Graph(name="one", nodes=(operation("a", output_bytes=3),))
     one = solve(Problem(graph, even_costs(graph), ram=3), formulation=formulation)
     assert (one.status, one.overhead_j) == (Status.OPTIMAL, 0.0)
@@ -369,7 +369,7 @@ def test_a_solver_that_looks_at_no_clock_is_left_behind(formulation, threads, mo
     assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
     assert not check_schedule(problem, result.require_schedule()).violations
     if formulation == "compact":
-        assert result.objective_value == best.objective_value
+        assert result.value == best.value
     before = len(told)
     over.set()
     for thread in threading.enumerate():

@@ -43,7 +43,7 @@ def test_the_excess_is_taken_off():
     assert (found.result.energy_j, found.arena.bytes) == (11.0, 16)
     assert found.result.problem is problem
     assert (found.result.status, found.result.bound_j) == (Status.FEASIBLE, 10.0)
-    assert (found.result.termination, found.result.objective_gap) == (Termination.STALLED, 1.0)
+    assert (found.result.termination, found.result.gap) == (Termination.STALLED, 1.0)
     found = fit_arena(skip_problem(ram=16), mode="blocking", alignment=4, most_solves=1)
     assert found.result.status == Status.UNKNOWN
     assert found.result.reason == (
@@ -118,7 +118,7 @@ def test_a_block_that_is_larger_by_chance_takes_no_more_off(monkeypatch):
     monkeypatch.setattr(fitting, "plan_and_place", placing)
     fit_arena(problem, mode="blocking", alignment=1, solve=solving)
     budgets = [result.problem.usable_ram_bytes for result in results]
-    used = [result.peak_ram_bytes for result in results]
+    used = [result.simulation.peak_ram_bytes for result in results]
     assert budgets[:3] == [15, used[0] - 2, used[1] - 2]
 
 

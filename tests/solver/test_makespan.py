@@ -104,7 +104,7 @@ def test_deadline_of_the_quickest_plan_is_kept(seed, minimize):
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
     ram = rng.randint(low, high - 1)
     problem = Problem(graph, costs, ram=ram, deadline_counts="overlap", minimize="time")
-    quickest_s = solve(problem, gap=0.0).time_s
+    quickest_s = solve(problem, gap=0.0).simulation.time_s
     assert quickest_s is not None
     result = solve(replace(problem, minimize=minimize, deadline=quickest_s), gap=0.0)
     assert result.schedule is not None, result.reason
@@ -120,15 +120,15 @@ def test_makespans_are_those_of_plans():
     ends the search.
     """
     result = solve(slow_storage(minimize="time"))
-    assert (result.status, result.objective_value) == (Status.OPTIMAL, pytest.approx(10.0))
-    assert result.objective_gap == 0.0
+    assert (result.status, result.value) == (Status.OPTIMAL, pytest.approx(10.0))
+    assert result.gap == 0.0
     problem = slow_storage()
     result = solve(problem)
     assert (result.status, result.simulation.compute_s) == (Status.OPTIMAL, 10.0)
     assert result.simulation.makespan_s == planned_s(problem, result)
     costs = replace(problem.costs, device=bench_device(idle_power_w=3.0))
     result = solve(replace(problem, costs=costs))
-    figures = (result.energy_j, result.baseline_energy_j, result.overhead_j)
+    figures = (result.energy_j, result.problem.baseline_energy_j, result.overhead_j)
     assert figures == pytest.approx((10.0 + 1.0 + 30.0, 40.0, 1.0))
     assert solve(slow_storage(deadline=9.9)).status == Status.INFEASIBLE
     # With 4.9 s a transfer core and bus are each within 10 s, but b waits for the page-out until
@@ -165,7 +165,7 @@ def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan():
     wanted = slow_storage(page_s=4.0, ram=16, deadline="100%").subject_to(out=out)
     result = solve(wanted)
     assert result.status == Status.OPTIMAL
-    assert result.makespan_s == planned_s(wanted, result) == 10
+    assert result.simulation.makespan_s == planned_s(wanted, result) == 10
     assert verify(wanted, result.require_schedule()).valid
     fastest = solve(slow_storage(page_s=4.0, minimize="time").subject_to(out=out))
     assert (
@@ -175,8 +175,8 @@ def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan():
     assert not fastest.reason
     problem = slow_storage()
     result = solve(problem)
-    assert result.makespan_s == 10
-    schedule, most_s = result.require_schedule(), 10 + result.transfer_s
+    assert result.simulation.makespan_s == 10
+    schedule, most_s = result.require_schedule(), 10 + result.simulation.transfer_s
     for stated_s, valid in ((10, True), (11.5, True), (most_s, True), (15, False), (9, False)):
         verdict = verify(problem, schedule, stated={"makespan_s": stated_s})
         assert verdict.valid == valid, stated_s
@@ -192,14 +192,14 @@ def test_rows_of_a_model_may_want_page_outs_that_no_plan_makes(*, reductions):
     first = [model.M_out[t, i] for t, i in model.M_out if i < 3]
     model.out = pyo.Constraint(expr=sum(first) >= 3)
     result = solve(model)
-    assert (result.status, result.makespan_s) == (Status.OPTIMAL, 10)
+    assert (result.status, result.simulation.makespan_s) == (Status.OPTIMAL, 10)
 
 
 def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline():
     """Paging x takes 12 B if x comes in when b has ended, at 11 s; with 16 B it comes earlier."""
     limits = {"page_s": 3.0, "deadline": 10.5, "recompute": False}
     result = solve(slow_storage(**limits, ram=20, minimize="ram"))
-    assert (result.value, result.makespan_s) == (16, 10)
+    assert (result.value, result.simulation.makespan_s) == (16, 10)
     assert result.bound <= 16
     stated = {limit.name: limit for limit in find_limits(slow_storage(**limits, ram=20))}["stated"]
     assert stated.value == 16
@@ -275,8 +275,8 @@ def test_least_makespan_lies_between_its_bounds(number):
     if serial is None:
         assert result.schedule is None
         return
-    assert planned_s(problem, result) == pytest.approx(result.objective_value)
-    assert result.objective_bound - CLOSE <= result.objective_value <= serial.value + CLOSE
+    assert planned_s(problem, result) == pytest.approx(result.value)
+    assert result.objective_bound - CLOSE <= result.value <= serial.value + CLOSE
     for verdict in random_verdicts(seeded(f"makespan/{number}/plans"), problem):
         assert result.objective_bound <= verdict.simulation.time_s + CLOSE
 
@@ -339,7 +339,7 @@ def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is(part):
         by_budget = solve(replace(problem, energy_budget=most))
         by_row = solve(problem.subject_to(least=lambda v, most=most: v.energy_j <= most))
         assert by_row.status == by_budget.status
-        assert by_row.objective_value == by_budget.objective_value
+        assert by_row.value == by_budget.value
         kept += by_row.schedule is not None and problem.idle_power_w > 0
     assert kept
 
@@ -356,7 +356,8 @@ def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(monkeypatc
     monkeypatch.setattr("poetmodel.solver.makespan.as_candidate", late)
     result = solve(problem)
     assert not verify(problem, result.schedule).violations
-    assert result.makespan_s == result.compute_s + result.transfer_s
+    run = result.simulation
+    assert run.makespan_s == run.compute_s + run.transfer_s
 
 
 STAGES = (

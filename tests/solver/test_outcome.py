@@ -154,7 +154,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize):
         problem = Problem(graph, costs, ram=12, minimize=minimize)
         candidate = as_candidate(problem, RECOMPUTED)
         result = finished(problem, candidate=candidate, bound=candidate.value)
-        value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
+        value, bound = result.value or 0.0, result.objective_bound or 0.0
         rounded += value < problem.objective.baseline + candidate.value
         assert problem.objective.baseline < bound <= value
         stated = result.to_dict()
@@ -200,5 +200,5 @@ def test_other_quantities_bound_no_energy(minimize, value, bound):
     """The bound is of the minimized quantity; of the energy nothing is claimed."""
     problem = skip_problem(minimize=minimize)
     result = finished(problem, candidate=as_candidate(problem, PAGED), bound=1.0)
-    assert (result.objective_value, result.objective_bound) == (value, bound)
+    assert (result.value, result.objective_bound) == (value, bound)
     assert (result.bound_j, result.overhead_bound_j) == (None, 0.0)

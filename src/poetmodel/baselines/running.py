@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel import solver
 from poetmodel.baselines.registry import DEFAULT, Method, method
@@ -22,14 +21,14 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, finish
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import Request, SolveOptions
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def run(problem: Problem, name: str, **options: Any) -> SolveResult:
+def run(problem: Problem, name: str, **options: Unpack[SolveOptions]) -> SolveResult:
     """Let a method schedule a problem, and verify its schedule.
 
     Parameters
@@ -77,9 +76,9 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
     return replace(result, method=name)
 
 
-def _request(entry: Method, options: dict[str, Any]) -> Request:
+def _request(entry: Method, options: SolveOptions) -> Request:
     """Return the request that the options of a method state, which are those of `solve`."""
-    known = list(signature(solver.solve).parameters)[1:]
+    known = SolveOptions.__annotations__
     for unknown in sorted(options.keys() - set(known)):
         raise TypeError(
             f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(known)}"
@@ -88,12 +87,12 @@ def _request(entry: Method, options: dict[str, Any]) -> Request:
     for unusable in others if not entry.by_solver else ():
         if options.get(unusable) is not None:
             raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
-    stated = {key: value for key, value in options.items() if key not in others}
+    stated: dict[str, Any] = {k: value for k, value in options.items() if k not in others}
     return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
 
 
 def _result(
-    problem: Problem, entry: Method, request: Request, options: dict[str, Any]
+    problem: Problem, entry: Method, request: Request, options: SolveOptions
 ) -> SolveResult:
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
@@ -109,7 +108,7 @@ def _result(
 
 
 def _restricted(
-    problem: Problem, restricted: Problem, options: dict[str, Any]
+    problem: Problem, restricted: Problem, options: SolveOptions
 ) -> tuple[Outcome, str]:
     """Solve another problem, and verify its schedule by the one that was stated.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +14,13 @@ from poetmodel.report.presenter import (
     Fact,
     constraint_rows,
     document,
+    metric_facts,
     plural,
     room_facts,
     state_figures,
 )
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.schedule.metrics import Group, Place
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,12 +103,9 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     yield Fact("status", side.document.status, "status")
     yield Fact("ram_budget_bytes", problem.ram_budget_bytes, "RAM budget", format_bytes)
     yield Fact("deadline_s", problem.deadline_s, "deadline", format_seconds)
-    yield Fact("energy_j", simulation.energy_j, "energy", format_joules)
-    yield Fact("overhead_j", simulation.overhead_j, "overhead", format_joules)
-    yield Fact("time_s", simulation.time_s, "time", format_seconds)
-    yield Fact("compute_s", simulation.compute_s)
-    yield Fact("transfer_s", simulation.transfer_s)
-    yield Fact("peak_ram_bytes", simulation.peak_ram_bytes, "peak RAM", format_bytes)
+    shown = partial(metric_facts, Place.DIFF, simulation)
+    for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY):
+        yield from shown(group)
     room = document(room_facts(side.room))
     yield Fact("resident_bytes", room["resident_bytes"])
     yield Fact("device_ram_bytes", room["device_ram_bytes"], "device RAM", format_bytes)
@@ -116,8 +116,8 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
         yield Fact("state", state)
         yield Fact("", state["resident_bytes"], "resident state", format_bytes)
         yield Fact("", state["on_storage_bytes"], "state on storage", format_bytes)
-    yield Fact("written_bytes", simulation.written_bytes, "paged out", format_bytes)
-    yield Fact("read_bytes", simulation.read_bytes, "paged in", format_bytes)
+    yield from shown(Group.STORAGE)
+    yield from shown(Group.WEAR)
     again = sum(k < t for t, k in side.schedule.R)
     yield Fact("recomputations", again, "recomputations")
     yield Fact("constraints", [constraint.to_dict() for constraint in side.constraints])

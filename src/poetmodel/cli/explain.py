@@ -17,11 +17,13 @@ from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
     document,
+    metric_facts,
     plural,
     room_facts,
     row,
     state_facts,
 )
+from poetmodel.schedule.metrics import Group, Place
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -147,10 +149,8 @@ def _facts(account: Account) -> Iterator[Fact]:
     counts = Counter(str(decision.choice) for decision in account.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", stated.document.status)
-    yield Fact("energy_j", simulation.energy_j, "energy", format_joules, overhead)
-    yield Fact("overhead_j", simulation.overhead_j)
-    yield Fact("time_s", simulation.time_s)
-    yield Fact("peak_ram_bytes", simulation.peak_ram_bytes)
+    for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
+        yield from metric_facts(Place.EXPLAIN, simulation, group, notes={"energy_j": overhead})
     yield Fact("ram_budget_bytes", stated.problem.ram_budget_bytes)
     choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
     yield row("tensors", f"{len(account.decisions)}", choices)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from poetmodel.schedule import GraphIdentity
     from poetmodel.schedule.io import ScheduleDocument
 
-MEMORY_FIGURES: Final = ("peak_ram_bytes",)
-"""Figures of a file that need no costs."""
 LEAST_PYTORCH_BYTES: Final = 2**26
 """Devices with less RAM do not run PyTorch [B]."""
 NO_COSTS: Final = (
@@ -361,7 +359,9 @@ def verify_document(
 
 def _of_memory(stated: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return the figures of a file that need no costs."""
-    return {key: stated.get(key) for key in MEMORY_FIGURES}
+    from poetmodel.schedule.metrics import Group, Place, metrics_at
+
+    return {m.key: stated.get(m.key) for m in metrics_at(Place.FILE, Group.MEMORY)}
 
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:

@@ -452,19 +452,25 @@ class LimitOptions(CommitOptions):
         self,
         graph: Graph,
         costs: Costs,
-        **limits: str | float | None,
+        *,
+        ram: str | int | None = None,
+        deadline: float | None = None,
+        energy_budget: float | None = None,
     ) -> Problem:
         """Return the problem with these limits; a deadline or budget replaces that of a step."""
-        stated = Problem.of(
+        stated = Problem(
             graph,
             costs,
-            self,
+            ram=self.ram if ram is None else ram,
+            deadline=self.deadline if deadline is None else deadline,
+            deadline_counts=self.deadline_counts,
             aux_bytes=self.aux,
             recompute=not self.no_recompute,
             paging=not self.no_paging,
+            minimize=self.minimize or Quantity.ENERGY,
+            energy_budget=self.energy_budget if energy_budget is None else energy_budget,
+            count_parameters=self.count_parameters,
             commit=self.steps_to_commit,
-            constraints=(),
-            **{name: limit for name, limit in limits.items() if limit is not None},
         )
         if not self.constraints:
             return stated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,9 @@ from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, 
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.presenter import Fact, count, escaped, plural, room_facts, row
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.report.presenter import Fact, count, escaped, metric_facts, plural, room_facts, row
+from poetmodel.schedule.metrics import Group, Place
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,18 +191,17 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
     moved = ", ".join(plural(number, noun) for number, noun in counts)
     yield row("instructions", f"{len(plan.program):,}", moved)
     yield row("transfers", str(plan.mode), _MODES[plan.mode])
-    yield row("makespan", format_seconds(check.makespan_s or 0.0))
-    yield row("compute time", format_seconds(check.compute_s or 0.0))
-    yield row("transfer time", format_seconds(check.transfer_s or 0.0))
-    if plan.mode == StorageMode.DMA:
-        yield row("stall", format_seconds(check.stall_s or 0.0), "the core waits for the bus")
-    yield row("energy", format_joules(check.energy_j or 0.0))
     budget = plan.ram_budget_bytes
-    of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
-    yield row("peak RAM", format_bytes(check.peak_ram_bytes), of)
+    notes = {
+        "stall_s": "the core waits for the bus",
+        "peak_ram_bytes": "" if budget is None else f"of a budget of {format_bytes(budget)}",
+    }
+    shown = partial(metric_facts, Place.PLAN, check, notes=notes)
+    groups = (Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
+    yield from shown(*groups, unlisted=() if plan.mode == StorageMode.DMA else ("stall_s",))
     if planned.arena is not None:
         yield from arena_facts(planned.arena)
-    yield row("storage used", format_bytes(check.aux_used_bytes))
+    yield from shown(Group.STORAGE)
     homes = homes_in_words(planned.graph, plan)
     if homes:
         reads = len(plan.first_reads(planned.graph))

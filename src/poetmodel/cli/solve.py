@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.solver import Fitted
+    from poetmodel.solver.request import SolveOptions
     from poetmodel.solver.sensitivity import Explanation
 
 MIN_NODES: Final = 2
@@ -200,7 +201,7 @@ def _run(
     """Return the result of the method, also where it does not apply or is interrupted."""
     try:
         with live_line(problem, wanted=shown) as on_progress:
-            stated: dict[str, Any] = {
+            stated: SolveOptions = {
                 "formulation": None if search.formulation is None else search.formulation.value,
                 "backend": search.backend.value,
                 "time_limit": limit_s,
@@ -211,7 +212,8 @@ def _run(
             if search.method == DEFAULT:
                 from poetmodel.solver import solve as find_best
 
-                return find_best(problem, start=start, **stated)
+                stated["start"] = start
+                return find_best(problem, **stated)
             from poetmodel.baselines import run
 
             return run(problem, search.method, **stated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli.output import figures
@@ -11,6 +12,7 @@ from poetmodel.problem.totals import in_words
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
+    metric_facts,
     percent,
     plural,
     room_facts,
@@ -20,6 +22,7 @@ from poetmodel.report.presenter import (
 )
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
 from poetmodel.schedule import Schedule, Simulation, constraint_values
+from poetmodel.schedule.metrics import Group, Place
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -62,7 +65,8 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
         facts += _memory(problem, simulation)
         facts += room_facts(result.room)
         facts += treatment(problem.graph, schedule, simulation)
-        facts += wear_facts(simulation)
+        facts += metric_facts(Place.SOLVE, simulation, Group.STORAGE)
+        facts += wear_facts(Place.SOLVE, simulation)
         facts += time_facts(problem, simulation)
         facts += constraint_facts(constraint_values(problem, simulation))
     facts += _effort(result, total_s=total_s, read_s=read_s)
@@ -106,14 +110,12 @@ def _is_own_model_proved(result: SolveResult) -> bool:
 
 
 def _energy(result: SolveResult) -> Iterator[Fact]:
-    baseline_j, overhead_j = result.baseline_energy_j, result.overhead_j or 0.0
-    yield row(
-        "energy",
-        format_joules(result.energy_j or 0.0),
-        f"baseline {format_joules(baseline_j)}: a single pass that computes every node once",
-    )
+    baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
+    baseline = f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
     of = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
-    yield row("overhead", format_joules(overhead_j), of)
+    if result.simulation is not None:
+        notes = {"energy_j": baseline, "overhead_j": of}
+        yield from metric_facts(Place.SOLVE, result.simulation, Group.ENERGY, notes=notes)
     if result.bound_j is not None:
         least = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
         yield row("proven bound", format_joules(result.bound_j), least)
@@ -159,11 +161,9 @@ def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     of = percent(used_bytes / problem.ram_budget_bytes, digits=3)
     whole = format_bytes(checkpoint_all_peak_bytes(graph))
     beside = ", resident bytes included" if problem.count_parameters and resident_bytes else ""
-    yield row(
-        "peak RAM",
-        format_bytes(peak_bytes),
-        f"{of} of the budget of {budget}{beside}; keep-all takes {whole}",
-    )
+    note = f"{of} of the budget of {budget}{beside}; keep-all takes {whole}"
+    notes = {"peak_ram_bytes": note}
+    yield from metric_facts(Place.SOLVE, simulation, Group.MEMORY, notes=notes)
     if resident_bytes:
         kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
         counted = "counted in the budget"
@@ -202,12 +202,14 @@ def treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Itera
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     """Yield how long a step computes and moves, and what limits that."""
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
-    yield row("compute time", format_seconds(simulation.compute_s or 0.0), single_pass)
-    yield row("transfer time", format_seconds(simulation.transfer_s or 0.0))
+    overlap = "of the plan, where transfers overlap computation"
+    notes = {"compute_s": single_pass, "makespan_s": overlap}
+    shown = partial(metric_facts, Place.SOLVE, simulation, notes=notes)
+    yield from shown(Group.WORK)
     yield from commit_facts(problem)
-    if simulation.planned_s is not None:
-        overlap = "of the plan, where transfers overlap computation"
-        yield row("makespan", format_seconds(simulation.planned_s), overlap)
+    yield from shown(
+        Group.STEP, unlisted=() if simulation.planned_s is not None else ("makespan_s",)
+    )
     if problem.deadline_s is not None:
         used_s = simulation.time_s or 0.0
         counts = DeadlineCounts(problem.deadline_counts or DeadlineCounts.SERIAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -31,6 +32,7 @@ from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
     document,
+    metric_facts,
     plural,
     room_facts,
     state_facts,
@@ -38,7 +40,8 @@ from poetmodel.report.presenter import (
     whole,
 )
 from poetmodel.report.subject import free_costs
-from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
+from poetmodel.schedule.metrics import Group, Place
+from poetmodel.units import MAX_BYTES, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -145,38 +148,25 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
     peak, tensors = simulation.peak, simulation.peak_tensors
     yield from _verdict(graph, verified.costs, verified.verdict.violations, verified.notes)
     timed = verified.costs is not None
-    planned = "makespan" if simulation.planned_s is not None else None
-    overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
-    for key, name, unit, note in (
-        ("energy_j", "energy", format_joules, overhead),
-        ("baseline_energy_j", None, format_joules, ""),
-        ("overhead_j", None, format_joules, ""),
-        ("compute_s", "compute time", format_seconds, ""),
-        ("transfer_s", "transfer time", format_seconds, ""),
-        ("time_s", None, format_seconds, ""),
-        ("makespan_s", planned, format_seconds, "transfers overlap computation"),
-    ):
-        yield Fact(key, getattr(simulation, key) if timed else None, name, unit, note)
     node = graph.nodes[peak.node].name
-    at = f"at stage {peak.stage}, step {peak.node} ({node}), with {len(tensors)} tensors"
-    yield Fact("peak_ram_bytes", peak.ram_bytes, "peak RAM", format_bytes, at)
+    notes = {
+        "energy_j": f"overhead {format_joules(simulation.overhead_j or 0.0)}",
+        "makespan_s": "transfers overlap computation",
+        "peak_ram_bytes": f"at stage {peak.stage}, step {peak.node} ({node}), "
+        f"with {len(tensors)} tensors",
+    }
+    shown = partial(metric_facts, Place.VERIFY, simulation, timed=timed, notes=notes)
+    yield from shown(Group.ENERGY)
+    unplanned = () if simulation.planned_s is not None else ("makespan_s",)
+    yield from shown(Group.WORK, Group.STEP, unlisted=unplanned)
+    yield from shown(Group.MEMORY)
     yield from room_facts(verified.room)
     held = [graph.tensors[i].name for i in tensors]
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
     yield from state_facts(graph, simulation)
-    yield from _moved(simulation)
-    yield from wear_facts(simulation)
+    yield from shown(Group.STORAGE)
+    yield from wear_facts(Place.VERIFY, simulation)
     yield from constraint_facts(verified.constraints)
-
-
-def _moved(simulated: object) -> Iterator[Fact]:
-    """Yield what a simulated schedule or plan transfers and stores."""
-    for key, name in (
-        ("written_bytes", "paged out"),
-        ("read_bytes", "paged in"),
-        ("aux_used_bytes", "storage used"),
-    ):
-        yield Fact(key, getattr(simulated, key), name, format_bytes)
 
 
 # -- plans -------------------------------------------------------------------------------------
@@ -294,16 +284,15 @@ def _plan_facts(
     size = len(plan.program)
     yield Fact("instructions", size, "instructions", whole, f"{plan.mode} transfers")
     stalls = plan.mode == StorageMode.DMA and timed
-    stall = f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else ""
-    yield Fact("makespan_s", check.makespan_s, "makespan", format_seconds, stall)
-    yield Fact("stall_s", check.stall_s)
-    yield Fact("energy_j", check.energy_j, "energy", format_joules)
-    yield Fact("compute_s", check.compute_s, "compute time", format_seconds)
-    yield Fact("transfer_s", check.transfer_s, "transfer time", format_seconds)
     at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
-    yield Fact("peak_ram_bytes", check.peak_ram_bytes, "peak RAM", format_bytes, at)
+    notes = {
+        "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else "",
+        "peak_ram_bytes": at,
+    }
+    shown = partial(metric_facts, Place.VERIFY_PLAN, check, notes=notes)
+    yield from shown(Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
     yield from room_facts(room)
     yield Fact("peak_instruction", check.peak_position)
     if stated.arena is not None:
         yield from arena_facts(stated.arena)
-    yield from _moved(check)
+    yield from shown(Group.STORAGE)

@@ -160,7 +160,18 @@ class Catalogue:
 
     def problem(self, choice: ExplorerChoice, graph: Graph, costs: Costs) -> Problem:
         """Return the problem of a choice without a deadline, with the device's RAM."""
-        return Problem.of(graph, costs, choice, ram="100%" if costs.device is None else None)
+        return Problem(
+            graph,
+            costs,
+            ram="100%" if costs.device is None else None,
+            deadline_counts=choice.deadline_counts,
+            aux_bytes=choice.aux_bytes,
+            recompute=choice.recompute,
+            paging=choice.paging,
+            minimize=choice.minimize,
+            count_parameters=choice.count_parameters,
+            commit=choice.commit,
+        )
 
     def _ram_bytes(self, name: str) -> int | None:
         device = self.profiles[name][1] if name in self.profiles else self.devices.get(name, name)

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
@@ -53,6 +53,31 @@ MOST_NODES: Final = 5000
 """A step of more nodes is not looked at where the size of tiles is chosen."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
+
+
+class ExportOptions(TypedDict, total=False):
+    """Keywords of `export_step` that `poetmodel.torch.export` passes on."""
+
+    ram: str | int | None
+    device: str | Device
+    profile: str | Path | Costs | None
+    stack: str | int | None
+    tile: str | int | None
+    paging: bool
+    recompute: bool
+    minimize: str
+    deadline: str | float | None
+    time_limit: float
+    gap: float
+    commit: bool
+    commit_every: int
+    checksum: bool
+    byte_inputs: Mapping[str, str]
+    prefix: str
+    weights: WeightsFormat | str
+    shared_kernels: str | Path | None
+    command: str
+    on_progress: OnProgress | None
 
 
 def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameters have defaults

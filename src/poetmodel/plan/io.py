@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, LiteralString
 
 from pydantic import BeforeValidator, Field
@@ -12,10 +13,11 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, raised_as
 from poetmodel.files import read_text
 from poetmodel.plan.arena import Arena, Placed, check_alignment
-from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Plan
+from poetmodel.plan.program import VERSION, VERSION_OF_STATE, Plan
 from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, exactly, parse_file
+from poetmodel.schedule.io import GraphFile, Index, Strict, exactly, parse_file, with_metrics
 from poetmodel.schedule.machine import BEFORE, Content
+from poetmodel.schedule.metrics import Metric, Place, metrics_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +39,7 @@ Step = Annotated[
     tuple[OpName, Index], _listed(len(Instruction._fields), "an operation and an index")
 ]
 Position = Annotated[int, Field(ge=BEFORE)]
-Place = Annotated[
+Placement = Annotated[
     tuple[Position, Literal["output", "workspace"], Index, Index],
     _listed(len(Placed._fields), "a position, 'output' or 'workspace', an index, an offset"),
 ]
@@ -49,10 +51,12 @@ class _ArenaEntry(Strict):
     bytes: Index
     lower_bound_bytes: Index
     alignment: Annotated[int, Field(ge=1)]
-    offsets: list[Place]
+    offsets: list[Placement]
 
 
 class _PlanFile(GraphFile):
+    """A plan file without its metrics."""
+
     format: Literal["poetmodel-plan"]
     version: Annotated[int, exactly(VERSION, VERSION_OF_STATE)]
     mode: Literal["blocking", "dma"]
@@ -61,13 +65,12 @@ class _PlanFile(GraphFile):
     resident: list[Index] | None = None
     memory_mapped: bool = False
     commit: Annotated[int, Field(ge=1)] | None = None
-    makespan_s: Finite | None = None
-    stall_s: Finite | None = None
-    transfer_s: Finite | None = None
-    compute_s: Finite | None = None
-    energy_j: Finite | None = None
-    peak_ram_bytes: Index | None = None
     arena: _ArenaEntry | None = None
+
+
+@cache
+def _plan_file(metrics: tuple[Metric, ...]) -> type[_PlanFile]:
+    return with_metrics(_PlanFile, metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,9 @@ def load_document(path: str | Path) -> PlanDocument:
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
     """Read the text of a plan file; `source` names it in errors."""
+    metrics = metrics_at(Place.PLAN_FILE)
     with raised_as(PlanError, source):
-        document = parse_file(_PlanFile, text, kind="plan")
+        document = parse_file(_plan_file(metrics), text, kind="plan")
         faults = list(_faults(document))
         if faults:
             raise PlanError(faults)
@@ -106,7 +110,7 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
         memory_mapped=document.memory_mapped,
         commit=document.commit,
     )
-    stated = {key: getattr(document, key) for key in STATED}
+    stated = {metric.key: getattr(document, metric.key) for metric in metrics}
     return PlanDocument(plan=plan, stated=stated, arena=_arena(document.arena))
 
 

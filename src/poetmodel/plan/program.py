@@ -10,6 +10,7 @@ from poetmodel.errors import PlanError, shown
 from poetmodel.files import write_text
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Instruction, Op, Program
+from poetmodel.schedule.metrics import Place, simulated_metrics
 from poetmodel.schedule.relations import dump
 from poetmodel.units import brief
 
@@ -27,16 +28,6 @@ FORMAT: Final = "poetmodel-plan"
 VERSION: Final = 1
 VERSION_OF_STATE: Final = 2
 """Version of the files of plans that state the homes of state."""
-
-STATED: Final = (
-    "makespan_s",
-    "stall_s",
-    "transfer_s",
-    "compute_s",
-    "energy_j",
-    "peak_ram_bytes",
-)
-"""The figures of a plan file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +103,7 @@ class Plan:
         if self.commit is not None:
             document["commit"] = self.commit
         if check is not None:
-            document.update((key, getattr(check, key)) for key in STATED)
+            document.update(simulated_metrics(Place.PLAN_FILE, check))
         if arena is not None:
             document["arena"] = arena.to_dict()
         return document

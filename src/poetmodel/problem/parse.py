@@ -3,79 +3,148 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
+from poetmodel.problem.single_pass import SinglePass
 from poetmodel.problem.totals import Constraint, Count, Key, Terms, Total, check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from poetmodel.problem.problem import Problem
 
 COMMIT: Final = "replaced state stays in RAM between commits"
 """Name of the constraint of problems in which not every step commits."""
+Limit = TypeVar("Limit")
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
 
 
-def resolve_choices(problem: Problem) -> dict[str, Any]:
-    """Return the choices of a problem as members; refuse unknown ones, and costs beyond numbers."""
-    chosen: dict[str, Any] = {}
-    faults: list[str] = []
-    counts = problem.deadline_counts
-    for name, choices, value in (
-        ("minimize", Quantity, problem.minimize),
-        ("deadline_counts", DeadlineCounts, _default_counts(problem) if counts is None else counts),
-    ):
-        if name == "minimize" and value == OWN and problem.own_objective:
-            chosen[name] = OWN
-        elif value in tuple(choices):
-            chosen[name] = choices(value)
-        else:
-            hint = "; minimizing(...) sets it, with an objective" if value == OWN else ""
-            faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}{hint}")
-    for name in ("recompute", "paging", "count_parameters"):
-        if not isinstance(getattr(problem, name), bool):
-            faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")
-    if problem.count_parameters is True and problem.graph.state_tensors:
-        faults.append(
-            f"count_parameters: graph {shown(problem.graph.name)} has its state in the graph, "
-            "where the RAM budget counts it; leave --count-parameters out"
-        )
-    faults += _costs_beyond_numbers(problem)
-    faults += own_sum_faults(problem.graph, problem.constraints, problem.own_objective)
-    if chosen.get("deadline_counts") == DeadlineCounts.OVERLAP and problem.idle_power_w > 0:
-        faults += _rewarded_idling(problem)
-    if faults:
-        raise InputError(faults)
-    return chosen
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Values of a problem: choices as members, limits as numbers, all checked."""
+
+    costs: Costs
+    """With the commits of the problem."""
+    single_pass: SinglePass
+    constraints: tuple[Constraint, ...]
+    """With the one that commits need."""
+    minimize: str
+    deadline_counts: DeadlineCounts
+    ram_budget_bytes: int
+    deadline_s: float | None
+    aux_limit_bytes: int | None
+    energy_budget_j: float | None
 
 
-def committed(problem: Problem) -> dict[str, Any]:
-    """Return the costs of a problem with its commits, and its constraints with theirs.
+def resolve(problem: Problem) -> Resolved:
+    """Return the values of what a problem states.
 
-    Refuse what is of another kind than all that follows takes for granted.
+    Raises
+    ------
+    InputError
+        If a choice, a cost or an own sum cannot be used; names all faults.
+    BudgetError
+        If limits cannot be used; names all of them.
+    CostError
+        If the costs do not fit the graph.
     """
     faults = list(_wrong_kinds(problem))
     if faults:
         raise InputError(faults)
-    graph, every, device = problem.graph, problem.commit, problem.costs.device
+    costs, constraints = _committed_costs(problem), _committed_constraints(problem)
+    minimize = _minimize(problem, faults)
+    counts = _deadline_counts(problem, faults)
+    single_pass = SinglePass(problem.graph, costs, counts)
+    faults += _wrong_switches(problem)
+    faults += _costs_beyond_numbers(single_pass)
+    faults += own_sum_faults(problem.graph, constraints, problem.own_objective)
+    if counts == DeadlineCounts.OVERLAP and single_pass.idle_power_w > 0:
+        faults += _rewarded_idling(problem.own_objective, constraints)
+    if faults:
+        raise InputError(faults)
+    resolved = Resolved(
+        costs=costs,
+        single_pass=single_pass,
+        constraints=constraints,
+        minimize=minimize,
+        deadline_counts=counts,
+        ram_budget_bytes=_limit(partial(_ram_bytes, problem), 0, faults),
+        deadline_s=_limit(partial(_deadline_s, problem, single_pass), None, faults),
+        aux_limit_bytes=_limit(partial(_aux_bytes, problem), None, faults),
+        energy_budget_j=_limit(partial(_energy_j, problem, single_pass), None, faults),
+    )
+    if faults:
+        raise BudgetError(faults)
+    return resolved
+
+
+def _minimize(problem: Problem, faults: list[str]) -> str:
+    """Return what is minimized as a member; register a fault if it is none."""
+    value = problem.minimize
+    if value == OWN and problem.own_objective:
+        return OWN
+    if value in tuple(Quantity):
+        return Quantity(value)
+    hint = "; minimizing(...) sets it, with an objective" if value == OWN else ""
+    faults.append(f"minimize: expected one of {', '.join(Quantity)}, got {shown(value)}{hint}")
+    return Quantity.ENERGY
+
+
+def _deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
+    """Return which time counts as a member; register a fault if it is none."""
+    value, device = problem.deadline_counts, problem.costs.device
+    if value is None:
+        overlaps = device is not None and device.has_dma
+        return DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL
+    if value in tuple(DeadlineCounts):
+        return DeadlineCounts(value)
+    expected = ", ".join(DeadlineCounts)
+    faults.append(f"deadline_counts: expected one of {expected}, got {shown(value)}")
+    return DeadlineCounts.SERIAL
+
+
+def _wrong_switches(problem: Problem) -> Iterator[str]:
+    """Yield faults of what is either allowed or not."""
+    switches: dict[str, object] = {
+        "recompute": problem.recompute,
+        "paging": problem.paging,
+        "count_parameters": problem.count_parameters,
+    }
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            yield f"{name}: expected True or False, got {shown(value)}"
+    if problem.count_parameters is True and problem.graph.state_tensors:
+        yield (
+            f"count_parameters: graph {shown(problem.graph.name)} has its state in the graph, "
+            "where the RAM budget counts it; leave --count-parameters out"
+        )
+
+
+def _committed_costs(problem: Problem) -> Costs:
+    """Return the costs of a problem with its commits; the same object if they have them already."""
+    if problem.costs.commit == problem.commit:
+        return problem.costs
+    return replace(problem.costs, commit=problem.commit)
+
+
+def _committed_constraints(problem: Problem) -> tuple[Constraint, ...]:
+    """Return the constraints of a problem with the one that its commits need."""
+    graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT)
     # Between two commits such state would be in neither generation.
     kept = [graph.tensors[i].name for i in graph.replacement_of]
-    if (every or 1) > 1 and kept and not (device is not None and device.is_volatile):
+    if (problem.commit or 1) > 1 and kept and not (device is not None and device.is_volatile):
         terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
-        rows = (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
-    changed: dict[str, Any] = {} if rows == problem.constraints else {"constraints": rows}
-    if problem.costs.commit != every:  # the same costs stay the same object
-        changed["costs"] = replace(problem.costs, commit=every)
-    return changed
+        return (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
+    return rows
 
 
 def _wrong_kinds(problem: Problem) -> Iterator[str]:
@@ -101,10 +170,10 @@ def _wrong_kinds(problem: Problem) -> Iterator[str]:
             )
 
 
-def _rewarded_idling(problem: Problem) -> Iterator[str]:
+def _rewarded_idling(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
     """Name sums that more energy is good for: of a makespan models know a lower bound only."""
-    sums = [("objective", dict(problem.own_objective), 1)]
-    for row in problem.constraints:
+    sums = [("objective", dict(objective), 1)]
+    for row in constraints:
         where, terms = f"constraint {shown(row.name)}", row.terms
         sums += [(where, terms, 1)] * (row.upper is not None)
         sums += [(where, terms, -1)] * (row.lower is not None)
@@ -116,23 +185,13 @@ def _rewarded_idling(problem: Problem) -> Iterator[str]:
             )
 
 
-def resolve_limits(problem: Problem) -> dict[str, Any]:
-    """Return the limits of a problem as numbers, percentages of what the problem says included."""
-    limits: dict[str, Any] = {}
-    faults: list[str] = []
-    for name, resolve in (
-        ("ram_budget_bytes", _ram_bytes),
-        ("deadline_s", _deadline_s),
-        ("aux_limit_bytes", _aux_bytes),
-        ("energy_budget_j", _energy_j),
-    ):
-        try:
-            limits[name] = resolve(problem)
-        except BudgetError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise BudgetError(faults)
-    return limits
+def _limit(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Limit:
+    """Return a limit; register the faults of one that cannot be used, and return the default."""
+    try:
+        return parse()
+    except BudgetError as error:
+        faults.extend(error.faults)
+        return default
 
 
 def own_sum_faults(
@@ -155,12 +214,6 @@ def own_sum_faults(
             )
 
 
-def _default_counts(problem: Problem) -> DeadlineCounts:
-    device = problem.costs.device
-    overlaps = device is not None and device.has_dma
-    return DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL
-
-
 def _ram_bytes(problem: Problem) -> int:
     value, device = problem.ram, problem.costs.device
     if value is None:
@@ -176,11 +229,11 @@ def _ram_bytes(problem: Problem) -> int:
     return size
 
 
-def _deadline_s(problem: Problem) -> float | None:
+def _deadline_s(problem: Problem, single_pass: SinglePass) -> float | None:
     if problem.deadline is None:
         return None
-    time_s = parse_time(problem.deadline, field="deadline", whole_s=problem.pass_time_s)
-    if time_s == 0 and problem.pass_time_s > 0:
+    time_s = parse_time(problem.deadline, field="deadline", whole_s=single_pass.time_s)
+    if time_s == 0 and single_pass.time_s > 0:
         raise BudgetError(f"deadline: expected a time above 0, got {problem.deadline!r}")
     return time_s
 
@@ -192,10 +245,10 @@ def _aux_bytes(problem: Problem) -> int | None:
     return parse_size(problem.aux_bytes, field="aux", whole_bytes=whole)
 
 
-def _energy_j(problem: Problem) -> float | None:
+def _energy_j(problem: Problem, single_pass: SinglePass) -> float | None:
     if problem.energy_budget is None:
         return None
-    whole_j = problem.baseline_energy_j
+    whole_j = single_pass.energy_j
     energy_j = parse_energy(problem.energy_budget, field="energy budget", whole_j=whole_j)
     if energy_j == 0 and whole_j > 0:
         raise BudgetError(
@@ -204,12 +257,12 @@ def _energy_j(problem: Problem) -> float | None:
     return energy_j
 
 
-def _costs_beyond_numbers(problem: Problem) -> Iterator[str]:
+def _costs_beyond_numbers(single_pass: SinglePass) -> Iterator[str]:
     """Name costs too small to be divided, and those that add up to more than a number holds."""
-    table, times = problem.table, len(problem.graph.nodes)
-    source = f"{problem.costs.source}: " * bool(problem.costs.source)
-    nodes = [node.name for node in problem.graph.nodes]
-    tensors = [tensor.name for tensor in problem.graph.tensors]
+    table, times = single_pass.table, len(single_pass.graph.nodes)
+    source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)
+    nodes = [node.name for node in single_pass.graph.nodes]
+    tensors = [tensor.name for tensor in single_pass.graph.tensors]
     for unit in ("time_s", "energy_j"):
         columns = [f"{what}_{unit}" for what in ("compute", "page_in", "page_out")]
         costs = [
@@ -220,7 +273,7 @@ def _costs_beyond_numbers(problem: Problem) -> Iterator[str]:
         tiny = [entry for entry in costs if 0 < entry[0] < SMALLEST_COST]
         for cost, name, column in tiny[:1]:
             yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
-        power_w = max(1.0, problem.idle_power_w) if unit == "time_s" else 1.0
+        power_w = max(1.0, single_pass.idle_power_w) if unit == "time_s" else 1.0
         if sum(cost for cost, _, _ in costs) * times * power_w == math.inf:
             cost, name, column = max(costs)
             yield (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from poetmodel.errors import shown
@@ -20,7 +20,7 @@ from poetmodel.problem.objective import (
     rewards_page_outs,
     stage_limits,
 )
-from poetmodel.problem.parse import committed, resolve_choices, resolve_limits
+from poetmodel.problem.parse import resolve
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs, CostTable
     from poetmodel.device.costs import Cost
+    from poetmodel.problem.single_pass import SinglePass
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
     Quantity.RAM: "ram",
@@ -155,10 +156,17 @@ class Problem:
     """The energy limit [J], if any."""
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        values.update(committed(self))
-        values.update(resolve_choices(self))
-        values.update(resolve_limits(self))
+        resolved = resolve(self)
+        assign = partial(object.__setattr__, self)  # frozen for all others
+        assign("costs", resolved.costs)
+        assign("single_pass", resolved.single_pass)
+        assign("constraints", resolved.constraints)
+        assign("minimize", resolved.minimize)
+        assign("deadline_counts", resolved.deadline_counts)
+        assign("ram_budget_bytes", resolved.ram_budget_bytes)
+        assign("deadline_s", resolved.deadline_s)
+        assign("aux_limit_bytes", resolved.aux_limit_bytes)
+        assign("energy_budget_j", resolved.energy_budget_j)
 
     def __repr__(self) -> str:
         device = self.costs.device
@@ -172,24 +180,6 @@ class Problem:
     def __getstate__(self) -> dict[str, Any]:
         # What is derived is left out: another thread may be deriving it.
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def of(cls, graph: Graph, costs: Costs, *stated: object, **more: Any) -> Self:
-        """Return the problem whose other fields are those of objects, by their names.
-
-        Parameters
-        ----------
-        graph, costs
-            Its graph and costs.
-        *stated : object
-            Options, runs, entries of files. The last that has a field counts; None says nothing.
-        **more
-            Fields that count in any case.
-        """
-        names = [entry.name for entry in fields(cls) if entry.init]
-        given = ((name, getattr(part, name, None)) for part in stated for name in names)
-        known = {name: value for name, value in given if value is not None}
-        return cls(**{**known, **more, "graph": graph, "costs": costs})
 
     @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
@@ -308,43 +298,39 @@ class Problem:
         return max(1, min(self.usable_ram_bytes, checkpoint_all_peak_bytes(self.graph)))
 
     @cached_property
+    def single_pass(self) -> SinglePass:
+        """Time and energy of computing every node once."""
+        return resolve(self).single_pass  # of an unpickled problem; others have it from the start
+
+    @property
     def table(self) -> CostTable:
         """The costs in the graph's order."""
-        return self.costs.table(self.graph)
+        return self.single_pass.table
 
     @property
     def idle_power_w(self) -> float:
         """Power drawn over the time that counts [W]."""
-        return self.costs.device.idle_power_w if self.costs.device is not None else 0.0
+        return self.single_pass.idle_power_w
 
     @property
     def pass_compute_s(self) -> float:
         """Compute time of a single pass [s]."""
-        return sum(self.table.compute_time_s)
+        return self.single_pass.compute_s
 
-    @cached_property
+    @property
     def committing(self) -> Cost:
         """Cost of commits in a single pass: all replaced state is written to storage."""
-        return self.table.commit_totals()
+        return self.single_pass.committing
 
     @property
     def pass_time_s(self) -> float:
-        """Time that counts of a single pass [s].
-
-        Commits are a part of it where transfers count; beside the computing run all writes of state
-        but those that come last in any case.
-        """
-        commit = self.table.commit
-        if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:
-            return self.pass_compute_s
-        counted = self.committing if self.counts_transfers else commit.rest
-        return self.pass_compute_s + counted.time_s
+        """Time that counts of a single pass [s]; see `SinglePass.time_s`."""
+        return self.single_pass.time_s
 
     @property
     def baseline_energy_j(self) -> float:
         """Energy of a single pass, commits and idle power included [J]."""
-        pass_j = sum(self.table.compute_energy_j) + self.committing.energy_j
-        return pass_j + self.idle_power_w * self.pass_time_s
+        return self.single_pass.energy_j
 
     @property
     def asks_energy(self) -> bool:

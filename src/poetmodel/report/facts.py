@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import room_figures
 from poetmodel.files import installed
 from poetmodel.problem import OWN, Problem
-from poetmodel.report.presenter import state_figures
+from poetmodel.report.presenter import document, metric_facts, state_figures
 from poetmodel.result import relative_gap
 from poetmodel.schedule.decisions import (
     Treatment,
@@ -19,6 +19,7 @@ from poetmodel.schedule.decisions import (
     in_place_uses,
     saved_in_place_bytes,
 )
+from poetmodel.schedule.metrics import Group, Place, metrics_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,6 +47,10 @@ def facts(subject: Subject) -> dict[str, Any]:
     """
     simulation, timed = subject.simulation, subject.costs is not None
     stated = subject.document.problem
+
+    def metrics(*groups: Group) -> dict[str, Any]:
+        return document(metric_facts(Place.REPORT, simulation, *groups, timed=timed))
+
     return {
         "label": subject.label,
         "file": subject.sources.schedule,
@@ -53,26 +58,23 @@ def facts(subject: Subject) -> dict[str, Any]:
         "valid": subject.verdict.valid,
         "violations": list(subject.verdict.violations),
         "notes": [*filter(None, (subject.graph.exactness,)), *subject.notes],
-        "energy_j": simulation.energy_j if timed else None,
-        "baseline_energy_j": simulation.baseline_energy_j if timed else None,
-        "overhead_j": simulation.overhead_j if timed else None,
+        **metrics(Group.ENERGY),
         **_proof(subject),
         "asks_energy": subject.problem.asks_energy,
+        **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
         **room_figures(subject.room),
-        "compute_s": simulation.compute_s if timed else None,
-        "transfer_s": simulation.transfer_s if timed else None,
-        "makespan_s": simulation.makespan_s if timed else None,
+        **metrics(Group.WORK, Group.STEP),
         "pass_s": subject.problem.pass_time_s if timed else None,
         "deadline_time_s": simulation.time_s if timed else None,
-        "aux_used_bytes": simulation.aux_used_bytes,
-        "written_bytes": simulation.written_bytes,
-        "read_bytes": simulation.read_bytes,
+        **metrics(Group.STORAGE),
         **_homes(subject),
-        "steps_until_worn": simulation.steps_until_worn,
-        "solve_s": subject.document.stated.get("solve_s"),
-        "build_s": subject.document.stated.get("build_s"),
+        **metrics(Group.WEAR),
+        **{
+            metric.key: subject.document.stated.get(metric.key)
+            for metric in metrics_at(Place.REPORT, Group.EFFORT)
+        },
         "constraints": [constraint.to_dict() for constraint in subject.constraints],
         "binding": _binding(subject),
         "plan": _plan(subject),

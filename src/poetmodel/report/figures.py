@@ -13,9 +13,9 @@ from poetmodel.report.presenter import (
     Row,
     Unit,
     constraint_rows,
-    fine_joules,
     look_up,
     measured,
+    page_rows,
     plural,
     row,
     share,
@@ -24,6 +24,7 @@ from poetmodel.report.presenter import (
     whole_bytes,
     yes_or_no,
 )
+from poetmodel.schedule.metrics import Group
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ def figures(schedules: Sequence[Facts]) -> Parts:
     Energies that nobody asked for are left out, and so is the RAM for tensors where it is the
     budget.
     """
-    return side_by_side(_FIGURES, [{**schedule, **_left_out(schedule)} for schedule in schedules])
+    return side_by_side(_figures(), [{**schedule, **_left_out(schedule)} for schedule in schedules])
 
 
 def _left_out(schedule: Facts) -> dict[str, None]:
-    names = [] if schedule["asks_energy"] else list(_ENERGIES)
+    asked = bool(schedule["asks_energy"])
+    names = [] if asked else [key for key, *_ in page_rows(Group.ENERGY, Group.PROOF)]
     if schedule["budget_bytes"] == look_up(schedule, "problem.ram_budget_bytes"):
         names.append("budget_bytes")
     return dict.fromkeys(names)
@@ -58,7 +60,7 @@ def constraint_part(several: Sequence[Sequence[ConstraintValue]]) -> Parts:
 
 def step_figures(schedules: Sequence[Facts]) -> Parts:
     """Return the rows of figures of compiled steps in named parts, without the measured ones."""
-    return side_by_side(_STEP_FIGURES, schedules)
+    return side_by_side(_step_figures(), schedules)
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
@@ -94,7 +96,6 @@ def _weights(weights: Mapping[str, float]) -> str:
     return in_words(tuple(weights.items()))
 
 
-_ENERGIES: Final = ("energy_j", "baseline_energy_j", "overhead_j", "bound_j", "overhead_bound_j")
 FIRST_PARTS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
 """Parts in the table of figures; the others are among the facts."""
 
@@ -103,86 +104,78 @@ _GAPS: Final = (
     ("gap", "gap, of what was minimized", share),
     ("requested_gap", "gap tolerance", share),
 )
-_EFFORT: Final = (
-    ("build_s", "time to build models", format_seconds),
-    ("solve_s", "time to search, solve and verify", format_seconds),
-)
 
-_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
-    "Verdict": (
-        ("valid", "valid, as verified", yes_or_no),
-        _STATUS,
-        ("energy_j", "energy of a step", fine_joules),
-        ("baseline_energy_j", "baseline: a single pass", fine_joules),
-        ("overhead_j", "overhead", fine_joules),
-    ),
-    "Certificate": (
-        ("bound_j", "proven bound on the energy", fine_joules),
-        ("overhead_bound_j", "proven bound on the overhead", fine_joules),
-        ("objective.minimize", "minimized", str),
-        *_GAPS,
-        ("problem.weights", "own objective", _weights),
-        ("problem.method", "method", str),
-        ("problem.formulation", "formulation", str),
-        ("problem.backend", "back end", str),
-        *_EFFORT,
-    ),
-    "Memory": (
-        ("peak_ram_bytes", "peak RAM", whole_bytes),
-        ("budget_bytes", "RAM budget less resident bytes", whole_bytes),
-        ("problem.ram_budget_bytes", "RAM budget", whole_bytes),
-        ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
-        ("device_ram_bytes", "RAM of the device", whole_bytes),
-        ("fits_device", "fits the device", yes_or_no),
-        ("device_ram.state_bytes", "in use at the peak: state", whole_bytes),
-        ("device_ram.activation_bytes", "activations", whole_bytes),
-        ("device_ram.gradient_bytes", "gradients", whole_bytes),
-        ("device_ram.workspace_bytes", "workspace", whole_bytes),
-        ("state.resident_bytes", "resident state", whole_bytes),
-        ("state.on_storage_bytes", "state on storage", whole_bytes),
-        ("state.written_back_bytes", "state written back a step", whole_bytes),
-        ("in_place.saved_at_peak_bytes", "saved in place at the peak", whole_bytes),
-        ("aux_used_bytes", "storage used", whole_bytes),
-        ("written_bytes", "paged out", whole_bytes),
-        ("read_bytes", "paged in", whole_bytes),
-        ("steps_until_worn", "steps until the storage is worn", whole),
-    ),
-    "Time": (
-        ("compute_s", "compute time", format_seconds),
-        ("transfer_s", "transfer time", format_seconds),
-        ("makespan_s", "makespan", format_seconds),
-        ("pass_s", "time of a single pass", format_seconds),
-        ("problem.deadline_s", "deadline", format_seconds),
-        ("problem.deadline_counts", "time that the deadline limits", str),
-        ("plan.mode", "transfers of the plan", str),
-        ("plan.stall_s", "stall of the plan", format_seconds),
-        ("plan.makespan_s", "makespan of the plan", format_seconds),
-        ("plan.peak_ram_bytes", "peak RAM of the plan", whole_bytes),
-    ),
-    "Decisions": (
-        ("decisions.recomputations", "recomputations", whole),
-        ("decisions.page_outs", "page-outs", whole),
-        ("decisions.page_ins", "page-ins", whole),
-    ),
-    "Limits": (
-        ("problem.recompute", "recomputation allowed", yes_or_no),
-        ("problem.paging", "paging allowed", yes_or_no),
-        ("problem.energy_budget_j", "energy budget", format_joules),
-        ("problem.aux_bytes", "storage limit", whole_bytes),
-        ("problem.count_parameters", "parameters count in the budget", yes_or_no),
-        ("problem.commit", "steps from commit to commit", whole),
-    ),
-    "Device": (
-        ("device.name", "device", str),
-        ("device.core", "core", str),
-        ("device.costs", "costs from", str),
-        *(
-            (f"device.{path}", known.name, partial(measured, unit=known.unit))
-            for path, known in device_figures()
+
+def _figures() -> dict[str, tuple[Row, ...]]:
+    """Return the rows of a schedule by their parts."""
+    return {
+        "Verdict": (
+            ("valid", "valid, as verified", yes_or_no),
+            _STATUS,
+            *page_rows(Group.ENERGY),
         ),
-        ("device.storage.mode", "transfers", str),
-    ),
-}
+        "Certificate": (
+            *page_rows(Group.PROOF),
+            ("objective.minimize", "minimized", str),
+            *_GAPS,
+            ("problem.weights", "own objective", _weights),
+            ("problem.method", "method", str),
+            ("problem.formulation", "formulation", str),
+            ("problem.backend", "back end", str),
+            *page_rows(Group.EFFORT),
+        ),
+        "Memory": (
+            *page_rows(Group.MEMORY),
+            ("budget_bytes", "RAM budget less resident bytes", whole_bytes),
+            ("problem.ram_budget_bytes", "RAM budget", whole_bytes),
+            ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
+            ("device_ram_bytes", "RAM of the device", whole_bytes),
+            ("fits_device", "fits the device", yes_or_no),
+            ("device_ram.state_bytes", "in use at the peak: state", whole_bytes),
+            ("device_ram.activation_bytes", "activations", whole_bytes),
+            ("device_ram.gradient_bytes", "gradients", whole_bytes),
+            ("device_ram.workspace_bytes", "workspace", whole_bytes),
+            ("state.resident_bytes", "resident state", whole_bytes),
+            ("state.on_storage_bytes", "state on storage", whole_bytes),
+            ("state.written_back_bytes", "state written back a step", whole_bytes),
+            ("in_place.saved_at_peak_bytes", "saved in place at the peak", whole_bytes),
+            *page_rows(Group.STORAGE, Group.WEAR),
+        ),
+        "Time": (
+            *page_rows(Group.WORK, Group.STEP),
+            ("pass_s", "time of a single pass", format_seconds),
+            ("problem.deadline_s", "deadline", format_seconds),
+            ("problem.deadline_counts", "time that the deadline limits", str),
+            ("plan.mode", "transfers of the plan", str),
+            ("plan.stall_s", "stall of the plan", format_seconds),
+            ("plan.makespan_s", "makespan of the plan", format_seconds),
+            ("plan.peak_ram_bytes", "peak RAM of the plan", whole_bytes),
+        ),
+        "Decisions": (
+            ("decisions.recomputations", "recomputations", whole),
+            ("decisions.page_outs", "page-outs", whole),
+            ("decisions.page_ins", "page-ins", whole),
+        ),
+        "Limits": (
+            ("problem.recompute", "recomputation allowed", yes_or_no),
+            ("problem.paging", "paging allowed", yes_or_no),
+            ("problem.energy_budget_j", "energy budget", format_joules),
+            ("problem.aux_bytes", "storage limit", whole_bytes),
+            ("problem.count_parameters", "parameters count in the budget", yes_or_no),
+            ("problem.commit", "steps from commit to commit", whole),
+        ),
+        "Device": (
+            ("device.name", "device", str),
+            ("device.core", "core", str),
+            ("device.costs", "costs from", str),
+            *(
+                (f"device.{path}", known.name, partial(measured, unit=known.unit))
+                for path, known in device_figures()
+            ),
+            ("device.storage.mode", "transfers", str),
+        ),
+    }
+
 
 COLUMNS: Final = ("measured", "plan", "eager")
 """Figures measured for the step, those of its plan, and those measured for eager PyTorch."""
@@ -202,43 +195,50 @@ _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None
     ),
 )
 
-_STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
-    "Memory of the step": (
-        ("step.budget_bytes", "RAM budget", whole_bytes),
-        ("step.keep_all_bytes", "keep-all peak", whole_bytes),
-        ("step.plan.peak_bytes", "peak RAM of the plan", whole_bytes),
-        ("step.reserved_bytes", "of which reserved", whole_bytes),
-        (
-            "step.certificate.second_gradients_bytes",
-            "more while gradients accumulate (rollback)",
-            whole_bytes,
+
+def _step_figures() -> dict[str, tuple[Row, ...]]:
+    """Return the rows of a compiled step by their parts."""
+    return {
+        "Memory of the step": (
+            ("step.budget_bytes", "RAM budget", whole_bytes),
+            ("step.keep_all_bytes", "keep-all peak", whole_bytes),
+            ("step.plan.peak_bytes", "peak RAM of the plan", whole_bytes),
+            ("step.reserved_bytes", "of which reserved", whole_bytes),
+            (
+                "step.certificate.second_gradients_bytes",
+                "more while gradients accumulate (rollback)",
+                whole_bytes,
+            ),
+            ("step.certificate.state_on_storage_bytes", "state on storage", whole_bytes),
+            (
+                "step.certificate.mirrored_bytes",
+                "copies of state in RAM that a step writes (rollback)",
+                whole_bytes,
+            ),
+            (
+                "step.graph.resident_bytes.parameters",
+                "in addition: parameters, buffers",
+                whole_bytes,
+            ),
+            ("step.graph.resident_bytes.gradients", "in addition: gradients", whole_bytes),
         ),
-        ("step.certificate.state_on_storage_bytes", "state on storage", whole_bytes),
-        (
-            "step.certificate.mirrored_bytes",
-            "copies of state in RAM that a step writes (rollback)",
-            whole_bytes,
+        "What was captured": (
+            ("step.graph.batch_size", "batch size", whole),
+            ("step.graph.nodes", "operations as captured", whole),
+            ("step.graph.tensors", "tensors as captured", whole),
+            ("step.graph.scheduled_tensors", "tensors with decisions of the solver", whole),
+            ("step.graph.threshold_bytes", "always kept: tensors below", whole_bytes),
         ),
-        ("step.graph.resident_bytes.parameters", "in addition: parameters, buffers", whole_bytes),
-        ("step.graph.resident_bytes.gradients", "in addition: gradients", whole_bytes),
-    ),
-    "What was captured": (
-        ("step.graph.batch_size", "batch size", whole),
-        ("step.graph.nodes", "operations as captured", whole),
-        ("step.graph.tensors", "tensors as captured", whole),
-        ("step.graph.scheduled_tensors", "tensors with decisions of the solver", whole),
-        ("step.graph.threshold_bytes", "always kept: tensors below", whole_bytes),
-    ),
-    "What runs": (
-        ("step.plan.instructions", "instructions", whole),
-        ("step.plan.recomputed", "recomputations", whole),
-        ("step.plan.mode", "transfers of the plan", str),
-        ("step.plan.stall_s", "stall of the plan", format_seconds),
-    ),
-    "Solve": (
-        _STATUS,
-        *_GAPS,
-        *_EFFORT,
-        ("step.compile_s", "time of compile in all", format_seconds),
-    ),
-}
+        "What runs": (
+            ("step.plan.instructions", "instructions", whole),
+            ("step.plan.recomputed", "recomputations", whole),
+            ("step.plan.mode", "transfers of the plan", str),
+            ("step.plan.stall_s", "stall of the plan", format_seconds),
+        ),
+        "Solve": (
+            _STATUS,
+            *_GAPS,
+            *page_rows(Group.EFFORT),
+            ("step.compile_s", "time of compile in all", format_seconds),
+        ),
+    }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import GAUGE, DeviceRoom, gauge, gauge_words, room_figures
 from poetmodel.problem.totals import unit_of
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.schedule.metrics import Group, MetricUnit, Place, metrics_at
+from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
+    from poetmodel.plan import PlanCheck
     from poetmodel.problem import Constraint
     from poetmodel.schedule import ConstraintValue, Simulation
 
@@ -107,15 +109,63 @@ def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
         yield row("state on storage", format_bytes(sizes["on_storage_bytes"]), note)
 
 
-def wear_facts(simulation: Simulation) -> Iterator[Fact]:
-    """Yield how many steps the storage endures; people read of it where it is known."""
-    yield wear_fact(simulation.steps_until_worn, simulation.written_bytes)
+def metric_facts(
+    place: Place,
+    simulation: Simulation | PlanCheck,
+    *groups: Group,
+    timed: bool = True,
+    notes: Mapping[str, str] | None = None,
+    unlisted: Collection[str] = (),
+) -> Iterator[Fact]:
+    """Yield the metrics of a place as facts, in its order.
+
+    Parameters
+    ----------
+    place : Place
+        The document or table.
+    simulation : Simulation or PlanCheck
+        Where the metrics are read.
+    *groups : Group
+        The groups of metrics.
+    timed : bool
+        Whether there are costs; without them energies and times are None.
+    notes : mapping of str to str, optional
+        Remarks for the reader, by key.
+    unlisted : collection of str
+        Keys of metrics that the table leaves out this time.
+    """
+    notes = notes or {}
+    for metric in metrics_at(place, *groups):
+        if metric.of is None:
+            continue
+        known = timed or not metric.needs_costs
+        value = metric.of(simulation) if known else None
+        listed = place in metric.listed and metric.key not in unlisted
+        name, unit = metric.name if listed else None, METRIC_UNITS[metric.unit]
+        yield Fact(metric.key, value, name, unit, notes.get(metric.key, ""))
+
+
+def page_rows(*groups: Group) -> tuple[Row, ...]:
+    """Return the rows of a report page for the metrics of groups."""
+    return tuple(
+        (metric.key, metric.page_name or metric.name, PAGE_UNITS[metric.unit])
+        for metric in metrics_at(Place.PAGE, *groups)
+    )
+
+
+def wear_facts(place: Place, simulation: Simulation) -> Iterator[Fact]:
+    """Yield the number of steps that the storage endures; tables leave it out if unknown."""
+    note = _wear_note(simulation.written_bytes)
+    yield from metric_facts(place, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
     """Return the number of steps that the storage endures at so many written bytes."""
-    note = f"at {format_bytes(written_bytes)} written a step"
-    return Fact("steps_until_worn", steps, "storage worn", _steps, note)
+    return Fact("steps_until_worn", steps, "storage worn", _steps, _wear_note(written_bytes))
+
+
+def _wear_note(written_bytes: int) -> str:
+    return f"at {format_bytes(written_bytes)} written a step"
 
 
 def _steps(number: float) -> str:
@@ -284,3 +334,21 @@ def fine_joules(energy_j: float) -> str:
         if abs(energy_j) >= factor:
             return f"{energy_j / factor:,.7g} {prefix}J"
     return f"{energy_j:.7g} J"
+
+
+METRIC_UNITS: Final[Mapping[MetricUnit, Unit]] = {
+    MetricUnit.BYTES: format_bytes,
+    MetricUnit.SECONDS: format_seconds,
+    MetricUnit.JOULES: format_joules,
+    MetricUnit.FRACTION: percent,
+    MetricUnit.STEPS: _steps,
+    MetricUnit.COUNT: whole,
+}
+"""Forms of metrics in tables."""
+PAGE_UNITS: Final[Mapping[MetricUnit, Unit]] = {
+    **METRIC_UNITS,
+    MetricUnit.BYTES: whole_bytes,
+    MetricUnit.JOULES: fine_joules,
+    MetricUnit.STEPS: whole,
+}
+"""Forms of metrics on report pages, which have more digits."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from poetmodel.clock import rare_collections
@@ -15,21 +16,21 @@ from poetmodel.files import parse_json, place, read_text
 from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
+from poetmodel.schedule.metrics import Metric, MetricUnit, Place, metrics_at
 from poetmodel.schedule.relations import (
     OBJECTIVE_BOUND,
     OBJECTIVE_GAP,
     OBJECTIVE_VALUE,
     PROVED_GAP,
     RELATIONS,
-    STATED,
     VERSION,
-    WEAR,
     GraphIdentity,
     Schedule,
 )
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from poetmodel.device import Costs
@@ -68,6 +69,13 @@ Pairs = list[Pair]
 
 
 File = TypeVar("File", bound=BaseModel)
+
+_VALUES: Final[Mapping[MetricUnit, Any]] = {
+    **dict.fromkeys(MetricUnit, Finite),
+    MetricUnit.BYTES: Index,
+    MetricUnit.COUNT: Index,
+}
+"""Types of metrics in files, by their units."""
 
 
 class Strict(BaseModel):
@@ -146,14 +154,19 @@ class ProblemEntry(Strict):
                 faults.append("weights: missing; what is minimized is 'own'")
             if faults:
                 raise InputError(faults)
-        return Problem.of(
+        return Problem(
             graph,
             costs,
-            self,
             ram=self.ram_budget_bytes,
             deadline=self.deadline_s,
+            deadline_counts=self.deadline_counts,
             aux_bytes=MAX_BYTES if self.aux_bytes is None else self.aux_bytes,
+            recompute=self.recompute,
+            paging=self.paging,
+            minimize=self.minimize,
             energy_budget=self.energy_budget_j,
+            count_parameters=self.count_parameters,
+            commit=self.commit,
             constraints=rows,
             own_objective=tuple(self.weights.items()),
         )
@@ -205,30 +218,18 @@ class GaugeEntry(Strict):
 
 
 class _ScheduleFile(GraphFile):
+    """A schedule file without its metrics."""
+
     format: Literal["poetmodel-schedule"]
     problem: ProblemEntry | None = None
     status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
     violations: list[str] = []
     reduction: str | None = None
     objective: ObjectiveEntry | None = None
-    energy_j: Finite | None = None
-    bound_j: Finite | None = None
-    baseline_energy_j: Finite | None = None
-    overhead_j: Finite | None = None
-    overhead_bound_j: Finite | None = None
-    gap: Finite | None = None
-    peak_ram_bytes: Index | None = None
     resident_bytes: Index | None = None
     device_ram_bytes: Index | None = None
     fits_device: bool | None = None
     device_ram: GaugeEntry | None = None
-    written_bytes: Index | None = None
-    steps_until_worn: Finite | None = None
-    compute_s: Finite | None = None
-    transfer_s: Finite | None = None
-    makespan_s: Finite | None = None
-    build_s: Finite | None = None
-    solve_s: Finite | None = None
     history: list[Moment] = []
     R: Pairs | None = None
     S_RAM: Pairs | None = None
@@ -250,10 +251,10 @@ class ScheduleDocument:
     status: str | None
     """``optimal`` or ``feasible``; None in a file of bare relations."""
     stated: dict[str, float | None]
-    """The figures, by key."""
+    """The metrics of the file, by key; None where it has none."""
     objective: ObjectiveEntry | None = None
     room: dict[str, float | None] = field(default_factory=dict)
-    """Statements of the file on the device's RAM and the life of its storage, by key."""
+    """Statements of the file on the device's RAM, by key."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
     """How incumbent and bound met, where the file says so; see `SolveResult.history`."""
 
@@ -288,8 +289,9 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
 
 def document_from(values: object, *, source: str) -> ScheduleDocument:
     """Return the content of a schedule file as a document; `source` names it in errors."""
+    metrics = metrics_at(Place.FILE)
     with rare_collections(), raised_as(ScheduleError, source):
-        document = validated(_ScheduleFile, values, kind="schedule")
+        document = validated(_schedule_file(metrics), values, kind="schedule")
     if document.R is None:
         raise ScheduleError(
             f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
@@ -304,7 +306,7 @@ def document_from(values: object, *, source: str) -> ScheduleDocument:
         device=document.device,
         problem=document.problem,
         status=document.status,
-        stated={key: getattr(document, key) for key in STATED},
+        stated={metric.key: getattr(document, metric.key) for metric in metrics},
         objective=document.objective,
         room=_of_device(document),
         history=tuple(document.history),
@@ -312,10 +314,21 @@ def document_from(values: object, *, source: str) -> ScheduleDocument:
 
 
 def _of_device(document: _ScheduleFile) -> dict[str, float | None]:
-    """Return the file's statements on the RAM of its device and the life of its storage."""
+    """Return the file's statements on the RAM of its device."""
     stated = document.device_ram
-    figures = {key: getattr(document, key) for key in (*ROOM, *WEAR)}
+    figures = {key: getattr(document, key) for key in ROOM}
     return figures | gauge_claims(None if stated is None else stated.model_dump())
+
+
+def with_metrics(model: type[File], metrics: Iterable[Metric]) -> type[File]:
+    """Return the model of a file with a field for each metric that it may state."""
+    fields: dict[str, Any] = {metric.key: (_VALUES[metric.unit] | None, None) for metric in metrics}
+    return create_model(model.__name__, __base__=model, **fields)
+
+
+@cache
+def _schedule_file(metrics: tuple[Metric, ...]) -> type[_ScheduleFile]:
+    return with_metrics(_ScheduleFile, metrics)
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:

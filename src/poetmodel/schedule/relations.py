@@ -40,27 +40,8 @@ OBJECTIVE_GAP: Final = "objective.gap"
 """Claims of a file: the minimized quantity, its bound, and its gap."""
 PROVED_GAP: Final = "problem.gap"
 """The gap that was asked for, of a file that claims an optimum."""
-STATED: Final = (
-    "energy_j",
-    "bound_j",
-    "baseline_energy_j",
-    "overhead_j",
-    "overhead_bound_j",
-    "gap",
-    "peak_ram_bytes",
-    "compute_s",
-    "transfer_s",
-    "makespan_s",
-    "build_s",
-    "solve_s",
-)
-"""The figures of a schedule file."""
-
 HISTORY: Final = "history"
 """Key of a schedule file for how incumbent and bound met."""
-WEAR: Final = ("written_bytes", "steps_until_worn")
-"""The figures of a schedule file about storage that wears."""
-
 MOST_PAIRS: Final = 30_000_000
 """Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
 

@@ -9,13 +9,12 @@ from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
 from poetmodel.problem.infeasibility import no_generations
+from poetmodel.schedule.metrics import METRICS, Place, simulated_metrics
 from poetmodel.schedule.relations import (
     OBJECTIVE_BOUND,
     OBJECTIVE_GAP,
     OBJECTIVE_VALUE,
     PROVED_GAP,
-    STATED,
-    WEAR,
     Schedule,
 )
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
@@ -244,15 +243,15 @@ def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
     room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
-    figures = {key: getattr(simulation, key, None) for key in (*STATED, *WEAR)}
+    figures: dict[str, Any] = simulated_metrics(Place.FILE, simulation)
+    exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
     figures |= room_figures(room) | gauge_claims(gauge(room))
     figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
     for key, claim in stated.items():
         value = figures.get(key)
         if claim is None or value is None:
             continue
-        # An overhead is a difference of energies: it is as exact as they are.
-        scale = simulation.energy_j if key == "overhead_j" else value
+        scale = figures[exact_as.get(key, key)]
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
         if abs(claim - value) > slack:
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"

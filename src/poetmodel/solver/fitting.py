@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, StorageMode
@@ -22,11 +22,11 @@ from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.outcome import accepted
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import Request, SearchOptions
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan
@@ -66,7 +66,7 @@ def fit_arena(
     solve: Callable[..., SolveResult] = solve_by_default,
     most_solves: int = 12,
     time_limit: float = 60.0,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in a block within the RAM budget.
 
@@ -191,7 +191,7 @@ class _FittingSearch:
         mode: StorageMode,
         alignment: int,
         solve: Callable[..., SolveResult],
-        options: Mapping[str, Any],
+        options: SearchOptions,
         clock: Request,
     ) -> None:
         self.problem, self.mode, self.alignment = problem, mode, alignment
@@ -215,12 +215,13 @@ class _FittingSearch:
     def _again(self, first: SolveResult, excess: int, most_solves: int) -> Fitted:
         """Solve with less RAM, since the block of the first schedule is larger by an excess."""
         result = first
+        peak = 0 if first.simulation is None else first.simulation.peak_ram_bytes
         rounded = rounded_problem(self.problem, self.alignment)
         hurried = first.termination == Termination.TIME_LIMIT
         margin = self.usable_bytes // MARGIN if hurried else 0
         low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes - margin
         if rounded.graph == self.problem.graph:
-            high = min(self.usable_bytes, first.peak_ram_bytes or 0)
+            high = min(self.usable_bytes, peak)
             budget = high - excess - margin
         for _ in range(most_solves):
             if budget <= low:
@@ -243,7 +244,8 @@ class _FittingSearch:
                     return fitted
                 low = budget  # such as a deadline that the plan misses in less RAM
                 continue
-            high = min(budget, result.peak_ram_bytes or 0)
+            peak = 0 if result.simulation is None else result.simulation.peak_ram_bytes
+            high = min(budget, peak)
             budget = high - self._least_excess() - margin
         return Fitted(self._failed(first), None, None)
 
@@ -294,9 +296,10 @@ class _FittingSearch:
                     return fitted
         return None
 
-    def _solved(self, stated: Problem, ratio: float, **more: Any) -> SolveResult:
+    def _solved(self, stated: Problem, ratio: float, start: Schedule | None = None) -> SolveResult:
         """Solve a problem within a share of the time that is left, but for that of a plan."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
+        more: SearchOptions = {} if start is None else {"start": start}
         result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
 
@@ -308,7 +311,7 @@ class _FittingSearch:
             return self._searched(first, less)
         most_s = min(QUICK_S, self.clock.remaining_s() / 4)
         start = _refitted(less, first.require_schedule(), most_s=most_s)
-        return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
+        return self._solved(less, 1 / 2, start)
 
     def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
         """Search with less RAM, from what the first solve has reached, for half of the time left.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
@@ -51,6 +51,24 @@ class SolveProgress:
         if self.incumbent is None or self.bound is None:
             return None
         return relative_gap(self.incumbent, self.bound)
+
+
+class SearchOptions(TypedDict, total=False):
+    """Keywords of `poetmodel.solve` that functions above pass on, without its time limit."""
+
+    formulation: str | None
+    backend: str
+    gap: float
+    threads: int
+    seed: int
+    start: Schedule | None
+    on_progress: OnProgress | None
+
+
+class SolveOptions(SearchOptions, total=False):
+    """Keywords of `poetmodel.solve`."""
+
+    time_limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,14 @@ class Run:
         """
         graph, device = graph_of(self.model, self.shape), device_of(self.device)
         costs = Costs.estimate(graph, device)
-        run = replace(self, ram=self._ram())
-        problem = Problem.of(graph, costs, run, self.settings, constraints=())
+        problem = Problem(
+            graph,
+            costs,
+            ram=self._ram(),
+            deadline=self.deadline,
+            deadline_counts=self.settings.deadline_counts,
+            commit=self.settings.commit,
+        )
         if self.settings.constraints is None:
             return problem
         from poetmodel.problem.io import parse_constraints

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import ROOM
 from poetmodel.files import write_text
 from poetmodel.result import Status, relative_gap
+from poetmodel.schedule.metrics import Group, Place, metrics_at
 from poetmodel.sweeps.measurement import NOT_INSTALLED, REFUSED, Record
 from poetmodel.sweeps.runs import Run
 
@@ -19,20 +20,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_FIGURES: Final = (
-    "energy_j",
-    "baseline_energy_j",
-    "overhead_j",
-    "overhead_bound_j",
-    "gap",
-    "peak_ram_bytes",
-    *ROOM,
-    "compute_s",
-    "transfer_s",
-    "makespan_s",
-    "build_s",
-    "solve_s",
-)
 _COUNTS: Final = ("recomputed", "paged_out", "paged_in")
 _STATE: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
 _SIZES: Final = ("columns", "rows", "nodes", "root_bound")
@@ -75,7 +62,7 @@ def _row(record: Record) -> Row:
     row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")
     row["termination"] = record.get("termination")
     row["violations"] = len(result.get("violations", ()))
-    row |= {name: result.get(name) for name in _FIGURES}
+    row |= {name: result.get(name) for name in _figures()}
     row |= {"axis_bound_j": None, "axis_gap": None}
     row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
     state = record.get("state") or {}
@@ -85,6 +72,16 @@ def _row(record: Record) -> Row:
     row["model_gap"] = model_gap(statistics)
     row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
     return row
+
+
+def _figures() -> tuple[str, ...]:
+    """Return the keys of a result that are columns: metrics, and the RAM of the device."""
+    first = (Group.ENERGY, Group.PROOF, Group.MEMORY)
+    others = [group for group in Group if group not in first]
+    before, after = (
+        [metric.key for metric in metrics_at(Place.SWEEP, *groups)] for groups in (first, others)
+    )
+    return (*before, *ROOM, *after)
 
 
 def _status(record: Record) -> str:

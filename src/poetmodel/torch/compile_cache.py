@@ -176,7 +176,7 @@ class KnownStep(Schedules):
 
 
 def _rank(result: SolveResult) -> tuple[float, float]:
-    value, gap = result.objective_value, result.objective_gap
+    value, gap = result.value, result.gap
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 
 

@@ -201,11 +201,12 @@ class Compiled:
         minimize = options.minimize
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
-        return Problem.of(
+        return Problem(
             scheduled.graph,
             costs,
-            options,
             ram=usable,
+            deadline=options.deadline,
+            recompute=options.recompute,
             paging=options.pages,
             minimize=minimize,
         )

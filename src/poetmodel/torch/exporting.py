@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from poetmodel.export.exporting import export_step
+from poetmodel.export.exporting import ExportOptions, export_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -28,7 +28,7 @@ def export(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
     infer: bool = False,
-    **options: Any,
+    **options: Unpack[ExportOptions],
 ) -> Deployment:
     """Write a training step as a folder of C that builds for the host and for a Cortex-M.
 
@@ -85,12 +85,12 @@ def export(
     )
     if infer:
         step = with_inference(step, model, loss_fn, inputs)
-        options["infer"] = True
     several = accumulate if accumulate > 1 else None
-    shown = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": several}
-    shown = {key: value for key, value in shown.items() if value is not None}
-    options.setdefault("command", _command(optimizer, shown | options, folder))
-    return export_step(step, Path(folder), **options)
+    named = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": several}
+    shown: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    shown |= {**options, **({"infer": True} if infer else {})}
+    options.setdefault("command", _command(optimizer, shown, folder))
+    return export_step(step, Path(folder), infer=infer, **options)
 
 
 def _command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from unittest.mock import patch
 
 import torch
@@ -14,7 +14,7 @@ from poetmodel.errors import InputError, listed
 from poetmodel.torch.capturing.inputs import loss_in
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.wrapping import OPTIONS, frozen, with_loss
+from poetmodel.torch.wrapping import OPTIONS, LoopOptions, frozen, with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
-        **options: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         if unknown := options.keys() - OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from unittest.mock import PropertyMock, patch
 
 import torch
 
-from poetmodel.torch.compiled import CompileOptions
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-OPTIONS: Final = frozenset(field.name for field in fields(CompileOptions)) - {
-    "accumulate", "clip_grad_norm", "optimizer"
-}  # fmt: skip
-"""Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""
+    from poetmodel.device import Device
+
+
+class LoopOptions(TypedDict, total=False):
+    """Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""
+
+    storage: str | Path | None
+    paging: bool | None
+    recompute: bool
+    device: str | Device | None
+    minimize: str | None
+    deadline: str | float | None
+    time_limit: float
+    gap: float
+    rollback: bool
+    dynamic: str
+    cache: str | Path | bool
+
+
+OPTIONS: Final = frozenset(LoopOptions.__annotations__)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def test_limits_are_those_of_an_exhaustive_search():
                 assert limit.result.status == Status.INFEASIBLE
                 assert (limit.value, limit.proven) == (None, True)
             else:
-                assert limit.result.objective_value == pytest.approx(best.value, rel=1e-9)
+                assert limit.result.value == pytest.approx(best.value, rel=1e-9)
                 assert limit.proven
 
 

@@ -44,7 +44,7 @@ class Limit:
     @property
     def value(self) -> float | None:
         """The least amount found; for RAM the budget, with the resident bytes that it counts."""
-        return self._as_budget(self.result.objective_value)
+        return self._as_budget(self.result.value)
 
     @property
     def bound(self) -> float | None:
@@ -61,12 +61,13 @@ class Limit:
     @property
     def gap(self) -> float | None:
         """Gap, as a fraction of the least amount less what every schedule pays."""
-        return None if self.bound is None else self.result.objective_gap
+        return None if self.bound is None else self.result.gap
 
     @property
     def at_floor(self) -> bool:
         """Whether the schedule needs the minimum RAM only."""
-        return self.result.peak_ram_bytes == self.result.problem.floor.bytes
+        simulation, floor = self.result.simulation, self.result.problem.floor
+        return simulation is not None and simulation.peak_ram_bytes == floor.bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain values, SI."""

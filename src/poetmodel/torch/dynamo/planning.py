@@ -401,13 +401,13 @@ def _too_little(
         gap=wanted.gap,
         threads=1,
     )
-    if least.peak_ram_bytes is None:
+    if least.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
     is_share = str(wanted.ram).strip().endswith("%")
     return refusal(
         name,
         budget_bytes,
-        enough_bytes=least.peak_ram_bytes + beside_bytes,
+        enough_bytes=least.simulation.peak_ram_bytes + beside_bytes,
         needed_bytes=ceil(least.bound or 0.0) + beside_bytes,
         whole_bytes=call.first_bytes.get(call.function) if is_share else None,
         is_proved=is_proved,

@@ -1,0 +1,146 @@
+"""The registry of metrics: one entry feeds files, JSON, tables, pages, ``verify`` and ``diff``."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from poetmodel.bench.measurement import measure
+from poetmodel.bench.runs import Run
+from poetmodel.bench.tables import rows
+
+from kit.commands import BOARD_FILE, CHAIN, invoke
+from poetmodel.plan.io import load_document as load_plan
+from poetmodel.schedule import metrics
+from poetmodel.schedule.io import load_document
+from poetmodel.schedule.metrics import METRICS, Group, Metric, MetricUnit, Place, metrics_at
+
+A, B = Path("a.schedule.json"), Path("b.schedule.json")
+BOARD = ("--graph", CHAIN, "--device", BOARD_FILE)
+TIGHT = ("--ram", "304B", "--no-recompute", "--deadline", "7.5s")
+"""Limits within which a schedule of `chain` pages one tensor."""
+
+
+def added(monkeypatch, key, of, unit=MetricUnit.COUNT, group=Group.MEMORY):
+    """Add one entry to the registry, shown everywhere."""
+    new = Metric(
+        key=key,
+        name=key.replace("_", " "),
+        unit=unit,
+        meaning="made up for a test",
+        group=group,
+        of=of,
+        stated=frozenset(Place),
+        listed=frozenset(Place),
+    )
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, new))
+
+
+def solved(out, *limits):
+    """Solve `chain`, write the file, and return the number of steps of the schedule."""
+    how = ("--device", BOARD_FILE, *limits, "--out", out)
+    table = invoke("solve", CHAIN, *how, status=0).out
+    document = json.loads(out.read_text())
+    assert re.search(rf"executed steps +{document['executed_steps']}\b", table)
+    return document["executed_steps"]
+
+
+def test_one_entry_is_a_metric_of_schedules_everywhere(monkeypatch):
+    """In the file and its JSON, the tables, `verify`, `diff`, `explain` and the report."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("plotly")
+    added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
+    few, more = solved(A, "--ram", "100%"), solved(B, "--ram", "304B")
+    assert few < more
+    assert load_document(A).stated["executed_steps"] == few
+    how = ("--device", BOARD_FILE, "--ram", "100%", "--json")
+    assert invoke("solve", CHAIN, *how, status=0).json["executed_steps"] == few
+    assert f"executed steps  {few}" in invoke("verify", A, *BOARD, status=0).lines_from("executed")
+    assert invoke("verify", A, *BOARD, "--json", status=0).json["executed_steps"] == few
+    change = rf"executed steps +{few} +{more} +\+{more - few}\b"
+    assert re.search(change, invoke("diff", A, B, *BOARD, status=0).out)
+    schedules = invoke("diff", A, B, *BOARD, "--json", status=0).json["schedules"]
+    assert [side["executed_steps"] for side in schedules] == [few, more]
+    assert invoke("explain", A, *BOARD, "--json", status=0).json["executed_steps"] == few
+    page = Path("page.html")
+    reported = invoke("report", A, *BOARD, "--out", page, "--json", status=0).json
+    assert reported["schedules"][0]["executed_steps"] == few
+    assert "executed steps" in page.read_text()
+
+
+def test_a_new_metric_is_a_claim_that_verify_checks(monkeypatch):
+    """A file that states another number than the simulation is refused, and so is another type."""
+    added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
+    steps = solved(A, "--ram", "100%")
+    document = json.loads(A.read_text())
+    A.write_text(json.dumps(document | {"executed_steps": steps + 1}))
+    said = invoke("verify", A, *BOARD, status=3).out
+    assert f"executed_steps: the file says {steps + 1}" in said
+    assert str(steps) in said
+    A.write_text(json.dumps(document | {"executed_steps": "many"}))
+    assert "executed_steps" in invoke("verify", A, *BOARD, status=2).err
+
+
+def test_a_metric_that_is_no_entry_is_an_unknown_key(monkeypatch):
+    """What the registry does not have no file may state."""
+    with monkeypatch.context() as patched:
+        added(patched, "executed_steps", lambda simulation: len(simulation.curve))
+        solved(A, "--ram", "100%")
+        invoke("verify", A, *BOARD, status=0)
+    assert "executed_steps" in invoke("verify", A, *BOARD, status=2).err
+
+
+def test_one_entry_is_a_metric_of_plans(monkeypatch):
+    """In the plan file and its table, and checked by `verify`."""
+    invoke("solve", CHAIN, "--device", BOARD_FILE, *TIGHT, "--out", A, "--quiet", status=0)
+    added(monkeypatch, "idle_s", lambda check: (check.stall_s or 0.0) + 2.5, MetricUnit.SECONDS)
+    monkeypatch.setattr(metrics, "METRICS", tuple(map(_of_plans, metrics.METRICS)))
+    plan = Path("a.plan.json")
+    assert "idle s" in invoke("plan", A, *BOARD, "--out", plan, status=0).out
+    assert load_plan(plan).stated["idle_s"] == 2.5
+    assert "idle s" in invoke("verify", plan, *BOARD, status=0).out
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"idle_s": 2.0}))
+    assert "idle_s: the file says 2.0" in invoke("verify", plan, *BOARD, status=3).out
+
+
+def _of_plans(metric):
+    """Return a metric; the artificial one is of plans alone."""
+    if metric.key != "idle_s":
+        return metric
+    plans = frozenset({Place.PLAN_FILE, Place.PLAN, Place.VERIFY_PLAN})
+    return Metric(
+        **{name: getattr(metric, name) for name in ("key", "name", "unit", "meaning", "group")},
+        of=metric.of,
+        stated=plans,
+        listed=plans,
+    )
+
+
+def test_one_entry_is_a_column_of_sweeps(monkeypatch):
+    """In the rows of the CSV, from the record of each run."""
+    added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
+    run = Run(model=str(CHAIN), device=str(BOARD_FILE), ram="100%", method="checkpoint-all")
+    (row,) = rows([measure(run.to_dict())])
+    assert (row["status"], row["executed_steps"]) == ("optimal", 6)
+
+
+def test_keys_are_unique_and_their_units_are_in_their_names():
+    """Bytes, seconds and joules end keys; each metric has a name and a meaning."""
+    keys = [metric.key for metric in METRICS]
+    assert len(set(keys)) == len(keys)
+    suffixes = {MetricUnit.BYTES: "_bytes", MetricUnit.SECONDS: "_s", MetricUnit.JOULES: "_j"}
+    for metric in METRICS:
+        assert metric.key.endswith(suffixes.get(metric.unit, ""))
+        assert metric.name
+        assert metric.meaning
+        assert metric.stated | metric.listed
+
+
+def test_a_place_shows_the_metrics_that_name_it():
+    """Of all groups, or of some."""
+    for place in Place:
+        shown = metrics_at(place)
+        assert shown
+        assert set(shown) == {m for m in METRICS if place in m.stated | m.listed}
+        parts = [metric for group in Group for metric in metrics_at(place, group)]
+        assert sorted(m.key for m in parts) == sorted(m.key for m in shown)
