@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
-from poetmodel.bench.measurement import measure
-from poetmodel.bench.runs import Run
-from poetmodel.bench.tables import rows
 
 from kit.commands import BOARD_FILE, CHAIN, invoke
 from poetmodel.plan.io import load_document as load_plan
 from poetmodel.schedule import metrics
 from poetmodel.schedule.io import load_document
 from poetmodel.schedule.metrics import METRICS, Group, Metric, MetricUnit, Place, metrics_at
+from poetmodel.sweeps.measurement import measure
+from poetmodel.sweeps.runs import Run
+from poetmodel.sweeps.tables import rows
 
 A, B = Path("a.schedule.json"), Path("b.schedule.json")
 BOARD = ("--graph", CHAIN, "--device", BOARD_FILE)
