@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import (
     OutputForm,
+    apart,
     flatten,
     input_names,
     loss_in,
@@ -31,6 +32,7 @@ from poetmodel.torch.capturing.inputs import (
 )
 from poetmodel.torch.capturing.joint_graph import (
     BODY,
+    InputKind,
     Joint,
     OutputKind,
     in_module,
@@ -39,7 +41,9 @@ from poetmodel.torch.capturing.joint_graph import (
     shown_path,
 )
 from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
+from poetmodel.torch.capturing.python_reads import PythonReads
 from poetmodel.torch.capturing.replay import temporarily
+from poetmodel.torch.capturing.state_changes import StateChanges
 from poetmodel.torch.capturing.surroundings import (
     annotated,
     drawing,
@@ -105,12 +109,16 @@ def capture(
     )
     returned: list[OutputForm] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
+    passes = ForwardPasses(checks)
     stepped, assigned = _with_loss(
-        name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
+        name, model, loss_fn, spec, by_name=by_name, returned=returned, passes=passes
     )
     attributes = Attributes(stepped)
+    reads = passes.reads = PythonReads(stepped, loss_fn)
+    changes = passes.changes = StateChanges(name, attributes, reads)
     draws = Draws(name, attributes)
-    leftovers = Leftovers()
+    leftovers = Leftovers(reads.forget_temporary)
+    stale: dict[tuple[str, str], None] = {}
 
     def begin() -> None:
         # PyTorch runs the model several times; each time begins with what the first found.
@@ -142,10 +150,16 @@ def capture(
                 attributes.put_back()
             graph_module, values = exported
             draws.check()
+            passes.are_recorded, assigned.at_start = False, None
+            if changes.is_seen:
+                stale.update(dict.fromkeys(attributes.put_back()))
+                leftovers.take_away()
+                _check_state(stepped, flat, attributes, changes)
     finally:
         assigned.at_start = None
-        stale = attributes.put_back()
+        stale.update(dict.fromkeys(attributes.put_back()))
         leftovers.take_away()
+        changes.put_back()
     if leftovers.kept_by:
         _LOG.warning(
             "%s: forward keeps tensors outside of the model (%s), which a compiled step does not: "
@@ -159,7 +173,7 @@ def capture(
             "and the attribute was put back; to have it updated, make it a buffer "
             "(register_buffer) and assign it with .detach()",
             name,
-            ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
+            ", ".join(shown_path(f"{path}.{key}") for path, key in sorted(stale)),
         )
     for node in graph_module.graph.nodes:
         values.forget(node.meta.get("val"))
@@ -177,9 +191,11 @@ def capture(
         input_spec=spec,
         inputs=tuple(flat),
         read=ValueGuards(tuple(values.reads.values())),
+        python=reads.guards(name, changes.alternatives),
         output=output,
         checked=tuple(checks.lines),
     )
+    joint.python.use_constants([joint.value(a) for a in joint.of(InputKind.CONSTANT_TENSOR)])
     refuse(name, _faults(joint))
     changed = {result.target.target for result in joint.results if result.target is not None}
     unsteady = [shown_path(g.path) for g in joint.read.sources if g.path and g.path in changed]
@@ -191,6 +207,59 @@ def capture(
             ", ".join(unsteady),
         )
     return joint
+
+
+def _check_state(
+    stepped: torch.nn.Module, inputs: Sequence[Any], attributes: Attributes, changes: StateChanges
+) -> None:
+    """Raise `CaptureError` if each forward pass changes Python state.
+
+    Runs some on copies of the inputs, and puts back buffers, random state and attributes.
+    """
+    buffers = [(buffer, buffer.detach().clone()) for buffer in stepped.buffers()]
+    grad = [(parameter, parameter.grad) for parameter in stepped.parameters()]
+
+    def forward() -> None:
+        with torch.random.fork_rng(devices=[]):
+            stepped(*apart(tuple(inputs)))
+        for parameter, before in grad:
+            parameter.grad = before
+
+    try:
+        changes.check(forward)
+    finally:
+        attributes.put_back()
+        changes.put_back()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+class ForwardPasses:
+    """What is done around each forward pass of a capture.
+
+    Parameters
+    ----------
+    checks : FiniteChecks
+        Questions about finite numbers.
+    """
+
+    def __init__(self, checks: FiniteChecks) -> None:
+        self.checks = checks
+        self.reads: PythonReads | None = None
+        self.changes: StateChanges | None = None
+        self.are_recorded = True
+        """Whether what they read and change is recorded."""
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Record what the forward pass inside asks, reads and changes."""
+        if not self.are_recorded or self.reads is None or self.changes is None:
+            yield
+            return
+        with self.checks.watching(), self.reads.recording():
+            yield
+        self.changes.note()
 
 
 def _exported(
@@ -240,12 +309,12 @@ def _with_loss(
     *,
     by_name: bool,
     returned: list[OutputForm] | None,
-    checks: FiniteChecks,
+    passes: ForwardPasses,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module from flat inputs to the loss; it holds the user's modules, not copies.
 
     Where a list is given, the module returns the loss and, detached, the other tensors that the
-    model returns; their form goes to the list. The last result is that of `checks`, if any.
+    model returns; their form goes to the list. The last result is that of the checks of `passes`.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -257,12 +326,12 @@ def _with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
-            with assigned.around(), checks.watching():
+            with assigned.around(), passes.around():
                 inputs = unflatten(flat, form)
                 given = inputs if loss_fn is None else inputs[:-1]
                 output = model(**given[0]) if by_name else model(*given)
                 loss = loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
-                answers = checks.results()
+                answers = passes.checks.results()
                 if returned is None:
                     return (loss, *answers) if answers else loss
                 output_form, others = OutputForm.of(output, loss)
