@@ -7,8 +7,9 @@ What PyTorch does not promise to keep is used here (``aot_export_joint_with_desc
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -109,23 +110,20 @@ def capture(
     )
     returned: list[OutputForm] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
-    passes = ForwardPasses(checks)
     stepped, assigned = _with_loss(
-        name, model, loss_fn, spec, by_name=by_name, returned=returned, passes=passes
+        name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
     )
     attributes = Attributes(stepped)
-    reads = passes.reads = PythonReads(stepped, loss_fn)
-    changes = passes.changes = StateChanges(name, attributes, reads)
+    reads = PythonReads(stepped, loss_fn)
+    changes = StateChanges(name, attributes, reads)
     draws = Draws(name, attributes)
-    leftovers = Leftovers(reads.forget_temporary)
-    stale: dict[tuple[str, str], None] = {}
+    leftovers = Leftovers()
 
     def begin() -> None:
         # PyTorch runs the model several times; each time begins with what the first found.
         attributes.put_back(within=True)
         leftovers.forget()
 
-    assigned.at_start = begin
     trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -142,6 +140,9 @@ def capture(
             native_operators(),
             rare_collections(),
         ):
+            with draws.kept():
+                _observe(stepped, flat, attributes, reads, changes)
+            assigned.at_start = begin
             recorded = partial(annotated, stepped, trail, draws.check)
             export = partial(
                 _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
@@ -150,16 +151,10 @@ def capture(
                 attributes.put_back()
             graph_module, values = exported
             draws.check()
-            passes.are_recorded, assigned.at_start = False, None
-            if changes.is_seen:
-                stale.update(dict.fromkeys(attributes.put_back()))
-                leftovers.take_away()
-                _check_state(stepped, flat, attributes, changes)
     finally:
         assigned.at_start = None
-        stale.update(dict.fromkeys(attributes.put_back()))
+        stale = attributes.put_back()
         leftovers.take_away()
-        changes.put_back()
     if leftovers.kept_by:
         _LOG.warning(
             "%s: forward keeps tensors outside of the model (%s), which a compiled step does not: "
@@ -173,7 +168,7 @@ def capture(
             "and the attribute was put back; to have it updated, make it a buffer "
             "(register_buffer) and assign it with .detach()",
             name,
-            ", ".join(shown_path(f"{path}.{key}") for path, key in sorted(stale)),
+            ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
         )
     for node in graph_module.graph.nodes:
         values.forget(node.meta.get("val"))
@@ -209,57 +204,39 @@ def capture(
     return joint
 
 
-def _check_state(
-    stepped: torch.nn.Module, inputs: Sequence[Any], attributes: Attributes, changes: StateChanges
+def _observe(
+    stepped: torch.nn.Module,
+    inputs: Sequence[Any],
+    attributes: Attributes,
+    reads: PythonReads,
+    changes: StateChanges,
 ) -> None:
-    """Raise `CaptureError` if each forward pass changes Python state.
+    """Run a forward pass of eager PyTorch, and record which Python values it reads.
 
-    Runs some on copies of the inputs, and puts back buffers, random state and attributes.
+    On copies of the inputs; buffers, random state and attributes are put back. Where it fails, the
+    capture that follows says so.
+    Raises `CaptureError` if each forward pass changes Python state.
     """
     buffers = [(buffer, buffer.detach().clone()) for buffer in stepped.buffers()]
-    grad = [(parameter, parameter.grad) for parameter in stepped.parameters()]
 
     def forward() -> None:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
             stepped(*apart(tuple(inputs)))
-        for parameter, before in grad:
-            parameter.grad = before
 
-    try:
-        changes.check(forward)
-    finally:
+    def put_back() -> None:
         attributes.put_back()
         changes.put_back()
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
 
-
-class ForwardPasses:
-    """What is done around each forward pass of a capture.
-
-    Parameters
-    ----------
-    checks : FiniteChecks
-        Questions about finite numbers.
-    """
-
-    def __init__(self, checks: FiniteChecks) -> None:
-        self.checks = checks
-        self.reads: PythonReads | None = None
-        self.changes: StateChanges | None = None
-        self.are_recorded = True
-        """Whether what they read and change is recorded."""
-
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        """Record what the forward pass inside asks, reads and changes."""
-        if not self.are_recorded or self.reads is None or self.changes is None:
-            yield
-            return
-        with self.checks.watching(), self.reads.recording():
-            yield
-        self.changes.note()
+    try:
+        with reads.recording(), suppress(*RAISED):
+            forward()
+        reads.forget_temporary()
+        changes.check(forward, put_back)
+    finally:
+        put_back()
 
 
 def _exported(
@@ -309,12 +286,12 @@ def _with_loss(
     *,
     by_name: bool,
     returned: list[OutputForm] | None,
-    passes: ForwardPasses,
+    checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module from flat inputs to the loss; it holds the user's modules, not copies.
 
     Where a list is given, the module returns the loss and, detached, the other tensors that the
-    model returns; their form goes to the list. The last result is that of the checks of `passes`.
+    model returns; their form goes to the list. The last result is that of `checks`, if any.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -326,12 +303,12 @@ def _with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
-            with assigned.around(), passes.around():
+            with assigned.around(), checks.watching():
                 inputs = unflatten(flat, form)
                 given = inputs if loss_fn is None else inputs[:-1]
                 output = model(**given[0]) if by_name else model(*given)
                 loss = loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
-                answers = passes.checks.results()
+                answers = checks.results()
                 if returned is None:
                     return (loss, *answers) if answers else loss
                 output_form, others = OutputForm.of(output, loss)

@@ -46,7 +46,8 @@ class Attributes:
         self._seen = {id(module) for module in self._modules.values()}
         everywhere = vars(torch.nn.modules.module).items()
         hooks = [value for name, value in everywhere if name.startswith("_global_")]
-        self._namespaces: set[int] = set()
+        self._owners: dict[int, Any] = {}
+        """The object or module that a dict has the attributes of, by the identity of the dict."""
         self._held = [_Held("", "", value) for value in hooks if isinstance(value, dict)]
         self._everywhere = len(self._held)
         for path, module in self._modules.items():
@@ -58,7 +59,7 @@ class Attributes:
         """Yield the attributes of a module, and the containers and objects behind them."""
         seen = self._seen  # what several modules reach is kept once
         attributes = vars(module)
-        self._namespaces.add(id(attributes))
+        self._owners[id(attributes)] = module
         yield _Held(path, "", attributes)
         pending: list[tuple[str, Any]] = list(attributes.items())
         while pending:
@@ -67,8 +68,8 @@ class Attributes:
                 continue
             seen.add(id(value))
             if isinstance(value, torch.nn.Module) or is_of_a_user(value):
-                value = vars(value)
-                self._namespaces.add(id(value))
+                owner, value = value, vars(value)
+                self._owners[id(value)] = owner
             if isinstance(value, list | dict | set | deque):
                 yield _Held(path, key, value)
             elif not isinstance(value, tuple):
@@ -83,17 +84,16 @@ class Attributes:
                 if isinstance(value, kinds):
                     yield value
 
-    def contents(self) -> Iterator[tuple[str, str, Any, Any]]:
-        """Yield module, attribute, container and content before of all dicts, lists and sets.
+    def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
+        """Yield module, attribute, holder and content before of all dicts, lists and sets.
 
-        The attribute is empty where the container has those of the module itself.
+        Last, whether the holder is an object whose attributes are meant; for a module itself, the
+        attribute is empty.
         """
         for held in self._held[self._everywhere :]:
-            yield held.path, held.key, held.value, held.before
-
-    def is_namespace(self, container: Any) -> bool:
-        """Return whether a dict has the attributes of an object or a module."""
-        return id(container) in self._namespaces
+            owner = self._owners.get(id(held.value))
+            holder = held.value if owner is None else owner
+            yield held.path, held.key, holder, held.before, owner is not None
 
     def modules(self) -> Iterable[torch.nn.Module]:
         """Return the modules."""
@@ -473,9 +473,7 @@ _LEVELS: Final = 4
 class Leftovers:
     """Tensors of a capture that outlive it, and what the names of Python's modules were before."""
 
-    def __init__(self, forget_temporary: Callable[[], object]) -> None:
-        self._forget_temporary = forget_temporary
-        """Is called before tensors are looked for, so that nothing else keeps them."""
+    def __init__(self) -> None:
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._names = {id(vars(module)): dict(vars(module)) for module in modules}
         """Names of each Python module, by the identity of their dictionary."""
@@ -483,7 +481,7 @@ class Leftovers:
         self._known: list[Callable[[], object]] = []
         """Functions that empty all known holders of tensors."""
         self.kept_by: set[str] = set()
-        """The names and keys that held such tensors at the end of the capture."""
+        """The names and keys that held such tensors the last time."""
 
     def learn(self, error: BaseException) -> bool:
         """Take away what a failed capture has left; return whether it should be tried again.
@@ -495,7 +493,6 @@ class Leftovers:
             traceback.clear_frames(link.__traceback__)  # their variables are kept by no code
         gc.collect()  # nor is what only holds itself
         removals = self.take_away()
-        self.kept_by.clear()
         new = bool(removals) and not self._known
         self._known += removals
         return new
@@ -507,7 +504,7 @@ class Leftovers:
 
     def take_away(self) -> list[Callable[[], object]]:
         """Take tensors of a capture from all that keeps them; return what does it again."""
-        self._forget_temporary()
+        self.kept_by.clear()
         level: Sequence[Any] = [value for value in self._young() if type(value) is FunctionalTensor]
         removals: list[Callable[[], object]] = []
         for _ in range(_LEVELS):

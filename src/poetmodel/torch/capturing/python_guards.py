@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import is_, itemgetter
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,22 +115,49 @@ class PythonGuards:
             if place.access in (Access.ATTRIBUTE, Access.COMPUTED):
                 parts.setdefault(id(place.holder), []).append((place.key, place.value))
         self._comparison = Comparison(snapshots, parts, frozenset(map(id, constants)))
-        groups: dict[tuple[int, Access], list[Place]] = {}
-        for place in self._places:
-            groups.setdefault((id(place.holder), place.access), []).append(place)
-        self._groups = [_Group(group) for group in groups.values()]
+        of_objects = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
+        self._absent = [(p.holder, p.key) for p in of_objects if p.value is ABSENT]
+        there = [p for p in of_objects if p.value is not ABSENT]
+        self._attributes = [(place.holder, place.key) for place in there]
+        items = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
+        items = [place for place in items if _is_dict(place)]
+        self._items = [(place.holder, place.key) for place in items]
+        self._contents = [(p.holder, p.value) for p in self._places if p.access is Access.CONTENT]
+        fast = {*map(id, of_objects), *map(id, items)}
+        self._others = [
+            p for p in self._places if id(p) not in fast and p.access is not Access.CONTENT
+        ]
+        self._compared = [*there, *items, *self._others]
+        self._expected = [place.value for place in self._compared]
 
     def __len__(self) -> int:
         return len(self._places)
 
     def hold(self) -> bool:
         """Return whether all values are what they were; equal new objects count as the same."""
-        for group in self._groups:
-            if not group.is_identical():
-                if not all(map(self._holds, group.places)):
-                    return False
-                group.refresh()
+        if self._are_identical():
+            return True
+        if not all(map(self._holds, self._places)):
+            return False
+        for number, place in enumerate(self._compared):
+            now = place.present()
+            if isinstance(now, PLAIN):  # so that it is found to be the same the next time
+                self._expected[number] = now
         return True
+
+    def _are_identical(self) -> bool:
+        """Return whether the very same objects are there."""
+        try:
+            now = [holder.__dict__[key] for holder, key in self._attributes]
+            now += [holder[key] for holder, key in self._items]
+        except RAISED:
+            return False
+        now += [place.present() for place in self._others]
+        return (
+            all(map(is_, now, self._expected))
+            and not any([key in holder.__dict__ for holder, key in self._absent])
+            and all([_is_identical_content(*content) for content in self._contents])
+        )
 
     def differences(self) -> Iterator[str]:
         """Yield in words which values are not what they were."""
@@ -186,64 +213,18 @@ class PythonGuards:
         return True
 
 
-class _Group:
-    """The places of one holder, and a fast comparison with what was there."""
+def _is_dict(place: Place) -> bool:
+    """Return whether a place is an item of a dict without ``__missing__``, or of a sequence."""
+    return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self.places = tuple(places)
-        first = places[0]
-        self._holder, self._access = first.holder, first.access
-        there = [place for place in places if place.value is not ABSENT]
-        self._absent = tuple(place.key for place in places if place.value is ABSENT)
-        keys = [place.key for place in there]
-        self._expected = tuple(place.value for place in there)
-        if len(keys) == 1:  # so that a tuple comes
-            keys, self._expected = keys * 2, self._expected * 2
-        self._keys = keys
-        self._get: Any = itemgetter(*keys) if keys else None
 
-    def refresh(self) -> None:
-        """Take equal values that are there now for those that are compared with."""
-        if self._get is not None and self._access in (Access.ATTRIBUTE, Access.ITEM):
-            now = self._read()
-            if now is not None:
-                pairs = zip(self._expected, now, strict=True)
-                self._expected = tuple(n if isinstance(n, PLAIN) else e for e, n in pairs)
-
-    def _read(self) -> Any:
-        holder = self._holder
-        if self._access is Access.ATTRIBUTE:
-            holder = holder.__dict__
-        elif self._access is Access.CLASS:
-            holder = vars(holder)
-        try:
-            if self._absent and not holder.keys().isdisjoint(self._absent):
-                return None
-            if self._get is None:
-                return ()
-            if isinstance(holder, dict) and type(holder) is not dict:  # no __missing__
-                return [dict.__getitem__(holder, key) for key in self._keys]
-            return self._get(holder)
-        except RAISED:
-            return None
-
-    def is_identical(self) -> bool:
-        """Return whether the very same objects are there."""
-        access = self._access
-        if access is Access.CONTENT:
-            return self._is_identical_content()
-        if access in (Access.CELL, Access.COMPUTED):
-            return all(place.present() is place.value for place in self.places)
-        now = self._read()
-        return now is not None and all(map(is_, now, self._expected))
-
-    def _is_identical_content(self) -> bool:
-        holder, expected = self._holder, self._expected[0]
-        if isinstance(holder, dict):
-            size = len(expected) // 2
-            return len(holder) == size and all(map(is_, (*holder, *dict.values(holder)), expected))
-        if isinstance(holder, set | frozenset):
-            return bool(holder == expected)
-        if isinstance(holder, np.ndarray):
-            return bool(snapshot_of(holder) == expected)
-        return len(holder) == len(expected) and all(map(is_, holder, expected))
+def _is_identical_content(holder: Any, expected: Any) -> bool:
+    """Return whether a container has the very same items as a snapshot."""
+    if isinstance(holder, dict):
+        items = (*holder, *dict.values(holder))
+        return len(items) == len(expected) and all(map(is_, items, expected))
+    if isinstance(holder, set | frozenset):
+        return bool(holder == expected)
+    if isinstance(holder, np.ndarray):
+        return bool(snapshot_of(holder) == expected)
+    return len(holder) == len(expected) and all(map(is_, holder, expected))

@@ -26,7 +26,6 @@ from types import (
     FunctionType,
     MethodType,
     ModuleType,
-    SimpleNamespace,
 )
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,8 +111,14 @@ class PythonReads:
         self._patched: list[tuple[type, Any]] = []
         self._is_active = self._is_busy = False
         self._thread = get_ident()
-        self.on_container: Callable[..., object] = lambda *_, **__: None
-        """Called with each dict, list or set that code comes to, before the code changes it."""
+        self.on_holder: Callable[[str, Any], bool] = lambda *_: False
+        """Called with each container and object that code comes to, before the code changes it.
+
+        Returns whether it keeps a reference, until `on_forgotten`.
+        """
+        self.on_forgotten: Callable[[set[int]], object] = lambda _: None
+        """Called with the identities of those that the forward pass made itself."""
+        self._kept: set[int] = set()
         self.on_class: Callable[[type], object] = lambda _: None
         for path, module in stepped.named_modules():
             self._names[id(module)] = shown_path(path)
@@ -127,7 +132,7 @@ class PythonReads:
         """Record what the forward pass inside reads."""
         self._thread = get_ident()
         self._is_active = True
-        self._reach(self._loss_fn, "loss_fn", None)
+        self._use(self._loss_fn, "loss_fn", None, _Next.unknown(None))
         for kind in list(self._classes):
             self._patch(kind)
         previous = sys.gettrace()
@@ -197,7 +202,8 @@ class PythonReads:
                 known.first.setdefault(name, value)
                 self._reach(value, f"{_module_name(frame.f_globals)}.{name}", known)
             for name in code.co_freevars:
-                known.first_cells.setdefault(name, names.get(name, ABSENT))
+                if name in known.stored_cells:
+                    known.first_cells.setdefault(name, names.get(name, ABSENT))
                 self._reach(names.get(name), f"{name} of {code.co_qualname}", known)
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 self._is_recorded(type(names.get(name)))
@@ -222,19 +228,18 @@ class PythonReads:
             wrapped = vars(value).get("__wrapped__")
             self._reach(wrapped, name, code)
             if self.is_of_a_user(value):
-                self.on_container(value.__qualname__, vars(value), is_namespace=True)
+                self._watch(value.__qualname__, value)
         elif isinstance(value, MethodType):
             self._reach(value.__self__, name, code)
             self._reach(value.__func__, name, code)
         elif isinstance(value, partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._reach(part, name, code)
-            self.on_container(name, value.keywords, is_namespace=False)
+            self._watch(f"keywords of {name}", value.keywords)
         elif isinstance(value, CONTAINERS):
             content = content_of(value)
             if not isinstance(content, np.ndarray):
-                is_namespace = isinstance(value, SimpleNamespace)
-                self.on_container(name, content, is_namespace=is_namespace)
+                self._watch(name, value)
                 if len(content) <= _MAX_ITEMS:
                     for key, item in items_of(value):
                         self._reach(item, f"{name}[{key!r}]", code)
@@ -245,11 +250,13 @@ class PythonReads:
             self._is_recorded(type(value))
         elif isinstance(value, ModuleType):
             if self.is_of_a_user(value):
-                self.on_container(value.__name__, vars(value), is_namespace=True)
+                self._watch(value.__name__, value)
         elif self._is_recorded(type(value)) and not isinstance(value, torch.nn.Module):
-            attributes = attributes_of(value)
-            if attributes is not None:
-                self.on_container(name, attributes, is_namespace=True)
+            self._watch(name, value)
+
+    def _watch(self, name: str, value: Any) -> None:
+        if self.on_holder(name, value):
+            self._kept.add(id(value))
 
     def _record_attribute(self, value: Any, name: str, found: Any) -> None:
         """Note that an attribute was read; `ABSENT` if there was none."""
@@ -306,7 +313,7 @@ class PythonReads:
             if attributes and kind in attributes
         ):
             return
-        if attributes is not None:
+        if attributes is not None and not (found is not ABSENT and _is_of_a_package(value, name)):
             self._add(value, Access.ATTRIBUTE, name, ABSENT, shown, line)
         if isinstance(value, dict) and found is ABSENT and name in value:
             self._add(value, Access.ITEM, name, dict.get(value, name), shown, line)
@@ -331,11 +338,7 @@ class PythonReads:
                 slot = getattr(value, name, ABSENT)
                 self._add(value, Access.COMPUTED, name, slot, shown, line)
                 self._use(slot, shown, line, _Next(frame))
-            elif origin_of_module(kind.__module__) in (
-                Origin.USER,
-                Origin.LIBRARY,
-                Origin.GENERATED,
-            ):
+            elif self.is_of_a_user(kind) or isinstance(found, (*PLAIN, *CONTAINERS, tuple)):
                 self._add(kind, Access.CLASS, name, found, f"{kind.__qualname__}.{name}", line)
                 self._use(found, f"{kind.__qualname__}.{name}", line, _Next(frame))
             return
@@ -432,14 +435,14 @@ class PythonReads:
 
     # -- the end of a capture ----------------------------------------------------------------------
 
-    def was_read(self, holder: Any, key: Any) -> bool:
+    def was_read(self, holder: int, key: Any) -> bool:
         """Return whether an attribute or item was read, alone or with all others.
 
-        `holder` is the dict that has it, which may be that of an object's attributes.
+        `holder` is the identity of the dict that has it, which may be that of an object.
         """
-        content = (id(holder), Access.CONTENT, (type(None), None))
+        content = (holder, Access.CONTENT, (type(None), None))
         return content in self._places or any(
-            place.spot == (id(holder), key) for place in self._places.values()
+            place.spot == (holder, key) for place in self._places.values()
         )
 
     def stored_names(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
@@ -457,6 +460,8 @@ class PythonReads:
 
         Variables of the forward pass itself are left out.
         """
+        if any(code.is_followed and code.stored_cells for code in self._codes.values()):
+            self._find_functions()
         for code in list(self._codes.values()):
             if code.is_followed and code.stored_cells:
                 for name, cell in self._cells(code).items():
@@ -486,14 +491,16 @@ class PythonReads:
             self._holders.setdefault(id(place.holder), place.holder)
         while True:
             counts = Counter(id(place.holder) for place in self._places.values())
-            # One reference each: of the dict, of the name here, of the call; and those of places.
+            # References: of the dict and the call, of places, and of who watches it.
             gone = {
                 key
-                for key, holder in self._holders.items()
-                if sys.getrefcount(holder) <= counts[key] + 3
+                for key in self._holders
+                if sys.getrefcount(self._holders[key]) <= 2 + counts[key] + (key in self._kept)
             }
             if not gone:
                 return
+            self.on_forgotten(gone & self._kept)
+            self._kept -= gone
             self._places = {
                 spot: place for spot, place in self._places.items() if spot[0] not in gone
             }
@@ -503,7 +510,19 @@ class PythonReads:
                 self._names.pop(key, None)
             self._reached -= gone
             for functions in self._functions.values():
-                functions -= gone
+                functions.difference_update(gone)
+
+    def _find_functions(self) -> None:
+        """Find the functions of closures that ran, and that no name or attribute has led to."""
+        missing = {
+            id(code.code)
+            for code in self._codes.values()
+            if code.is_followed and code.code.co_freevars and id(code.code) not in self._functions
+        }
+        for value in gc.get_objects() if missing else ():
+            if type(value) is FunctionType and id(value.__code__) in missing:
+                self._holders[id(value)] = value
+                self._functions.setdefault(id(value.__code__), set()).add(id(value))
 
     def _read_of_code(self) -> None:
         """Note the names of files and closures that lines that ran have read."""
@@ -550,7 +569,8 @@ class PythonReads:
         for kind in list(self.classes()):
             for name in read.keys() & vars(kind).keys():
                 value = vars(kind)[name]
-                if isinstance(value, (*PLAIN, *CONTAINERS, tuple)):
+                is_known = (id(kind), Access.CLASS, (str, name)) in self._places
+                if not is_known and isinstance(value, (*PLAIN, *CONTAINERS, tuple)):
                     shown = f"{kind.__qualname__}.{name}"
                     self._add(kind, Access.CLASS, name, value, shown, read[name])
                     self._use(value, shown, read[name], _Next.unknown(read[name]))
@@ -559,12 +579,7 @@ class PythonReads:
         """Return the variables of a closure that live longer than the forward pass."""
         if not code.code.co_freevars:
             return {}
-        functions = self._functions.get(id(code.code))
-        if functions is None:
-            found = [f for f in gc.get_referrers(code.code) if type(f) is FunctionType]
-            self._holders.update((id(function), function) for function in found)
-            functions = self._functions[id(code.code)] = set(map(id, found))
-            del found
+        functions = self._functions.get(id(code.code), set())
         parents = [c for c in self._codes.values() if code.code in c.code.co_consts]
         local = {name for parent in parents for name in parent.code.co_cellvars}
         cells: dict[str, CellType] = {}
@@ -581,6 +596,7 @@ class PythonReads:
         `alternatives` has the form that forward itself gives to a place when it runs.
         Raises `CaptureError` if a place cannot be guarded.
         """
+        self._find_functions()
         self._read_of_code()
         self.forget_temporary()
         places = list(self._places.values())
@@ -632,6 +648,15 @@ def _module_name(names: Mapping[str, Any]) -> str:
 
 def _root(module: ModuleType) -> str:
     return module.__name__.partition(".")[0]
+
+
+def _is_of_a_package(value: Any, name: str) -> bool:
+    """Return whether an attribute of an object is a method that a package defines."""
+    for kind in type(value).__mro__:
+        if name in vars(kind):
+            is_plain = isinstance(vars(kind)[name], (*PLAIN, *CONTAINERS, tuple))
+            return name != "forward" and not is_plain and not PythonReads.is_of_a_user(kind)
+    return False
 
 
 def cell_value(cell: CellType) -> Any:
