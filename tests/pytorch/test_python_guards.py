@@ -4,11 +4,12 @@ import argparse
 import copy
 import enum
 import math
-from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ class OfClass:
     """Values of a class."""
 
     value = 1.0
-    items = [1.0]
+    items: ClassVar = [1.0]
 
     @classmethod
     def read(cls):
@@ -89,7 +90,18 @@ class OfClass:
         return scale
 
 
-Pair = namedtuple("Pair", "value other")
+class Pair(NamedTuple):
+    """Two values."""
+
+    value: float
+    other: float
+
+
+def constant(value):
+    """Return a function that returns a value."""
+    return lambda: value
+
+
 NUMBER = 1.0
 TABLE = {"a": 1.0}
 CONFIG = Config()
@@ -174,8 +186,8 @@ PLACES = {
     ),
     "function": (attribute("by", abs), lambda m: m.by(-2.0), attribute("by", float)),
     "closure of a function": (
-        attribute("by", (lambda k: lambda: k)(1.0)), lambda m: m.by(),
-        attribute("by", (lambda k: lambda: k)(2.0)),
+        attribute("by", constant(1.0)), lambda m: m.by(),
+        attribute("by", constant(2.0)),
     ),
     "arguments of a partial": (
         attribute("by", partial(scaled, more=1.0)), lambda m: m.by(),
@@ -286,7 +298,10 @@ PLACES = {
         attribute("value", 2.0, of="object.inner"),
     ),
     # classes, files, functions
-    "class": (attribute("of", OfClass()), lambda m: m.of.value, lambda _: setattr(OfClass, "value", 2.0)),
+    "class": (
+        attribute("of", OfClass()), lambda m: m.of.value,
+        lambda _: setattr(OfClass, "value", 2.0),
+    ),
     "class by its name": (
         lambda _: None, lambda _: OfClass.value, lambda _: setattr(OfClass, "value", 2.0)
     ),
@@ -396,7 +411,7 @@ def test_no_place_that_changes_is_ignored(name):
     assert "test_python_guards.py:" in words
 
 
-@pytest.mark.parametrize("name", ("number", "item of a dict", "dataclass", "global"))
+@pytest.mark.parametrize("name", ["number", "item of a dict", "dataclass", "global"])
 def test_a_change_is_compiled_for_or_refused(name):
     """A step is refused in words; compiled again it computes what eager does, for each value."""
     own, change = reading(name)

@@ -881,6 +881,8 @@ class _Next:
             return None
         for position, instruction in enumerate(listing.instructions):
             argument = instruction.argval
+            if not any(kind in instruction.opname for kind in ("FAST", "DEREF", "CLOSURE")):
+                continue
             if argument != name and not (isinstance(argument, tuple) and name in argument):
                 continue
             if instruction.opname == "STORE_FAST":
