@@ -119,6 +119,10 @@ def by_function():
     return NUMBER
 
 
+_SHARED = (Attributes, Forwarding, Iterator)
+"""Types of values that cannot be copied."""
+
+
 def set_global(name, value):
     """Return a function that sets a name of this file."""
     return lambda _: globals().__setitem__(name, value)
@@ -131,7 +135,7 @@ def attribute(name, value, *, of=""):
         owner = model
         for part in filter(None, of.split(".")):
             owner = getattr(owner, part)
-        setattr(owner, name, value if isinstance(value, Iterator) else copy.deepcopy(value))
+        setattr(owner, name, value if isinstance(value, _SHARED) else copy.deepcopy(value))
 
     return change
 
