@@ -97,7 +97,9 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         `optimizer` and `storage`, whether it leaves the state of before, in RAM and for `recover`:
         each step then also writes the state that it updates in RAM.
     dynamic : {'error', 'retrace'}
-        What to do with inputs of other shapes or types.
+        What to do with inputs of other shapes or types, and with another value of a Python
+        number, flag, string, container or name that the model or the loss reads: refuse the call,
+        or compile again.
     accumulate : int
         Over how many steps gradients are accumulated: they are those of the loss divided by it. The
         loss that a step returns is not divided.
@@ -189,7 +191,8 @@ class Step:
         Raises
         ------
         CaptureError
-            If the inputs, the parameters or the modules are not as they were compiled for.
+            If the inputs, the parameters, the modules or Python values that they read are not as
+            they were compiled for.
         PageError
             If a page cannot be written, read or trusted; nothing has changed then. Compiled with an
             optimizer that holds with `storage` and `rollback`; else parameters may be updated.

@@ -9,6 +9,8 @@ import sys
 import traceback
 import warnings
 from contextlib import contextmanager
+from enum import StrEnum
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,18 +232,45 @@ def user_line(frame: FrameType) -> str | None:
 
 def _users(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     """Return the first line of a user's code."""
-    folders = [Path(__file__).parents[1]]
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.__file__ is not None:
-        folders.append(Path(torch.__file__).parent)
-    library = Path(os.__file__).parent
     for frame, line in frames:
         path = frame.f_code.co_filename
-        file = Path(path)
-        standard = file.is_relative_to(library) and "site-packages" not in file.parts
-        ours = standard or any(file.is_relative_to(folder) for folder in folders)
-        if ours or path.startswith("<") or "torchinductor" in path:
-            continue
-        text = linecache.getline(path, line).strip()
-        return f"{path}:{line}" + (f" ({text})" if text else "")
+        if origin_of(path) in (Origin.USER, Origin.LIBRARY):
+            return shown_line(path, line)
     return None
+
+
+def shown_line(path: str, line: int) -> str:
+    """Return a line of code for people: its file, its number and its text."""
+    text = linecache.getline(path, line).strip()
+    return f"{path}:{line}" + (f" ({text})" if text else "")
+
+
+class Origin(StrEnum):
+    """Whose code a file has."""
+
+    USER = "user"
+    LIBRARY = "library"
+    """Of an installed package."""
+    GENERATED = "generated"
+    """Of no file: made by a dataclass, by torch.fx, or by torch.compile."""
+    STANDARD = "standard library"
+    TORCH = "torch"
+    OWN = "poetmodel"
+
+
+@cache
+def origin_of(path: str) -> Origin:
+    """Return whose code the file of a code object has."""
+    file = Path(path)
+    if path.startswith("<frozen "):
+        return Origin.STANDARD
+    if path.startswith("<") or "torchinductor" in path:
+        return Origin.GENERATED
+    if file.is_relative_to(Path(__file__).parents[1]):
+        return Origin.OWN
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    if torch is not None and file.is_relative_to(Path(torch).parent):
+        return Origin.TORCH
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
+        return Origin.LIBRARY
+    return Origin.STANDARD if file.is_relative_to(Path(os.__file__).parent) else Origin.USER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from itertools import chain
-from types import ModuleType, NoneType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -27,9 +27,6 @@ HOOKS: Final = (
 
 # -- guards ------------------------------------------------------------------------------------
 
-_SETTINGS: Final = (bool, int, float, str, NoneType, tuple)
-"""Types of the attributes of PyTorch's modules that say what a module computes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
@@ -42,8 +39,6 @@ class Assumptions:
     training: tuple[bool, ...]
     hooks: tuple[tuple[int, ...], ...]
     """Keys of the hooks of each module: those that there were are part of the program."""
-    settings: tuple[Any, ...]
-    """Numbers and words that PyTorch's own modules hold, such as the rate of a dropout."""
     tensors: tuple[Any, ...]
     """`_form` of each parameter and buffer; empty if modules are others, or one is gone."""
     same: tuple[int, ...]
@@ -69,13 +64,6 @@ class Guards:
         # As long as these are held, no other module can have the identity of one of them.
         self._modules = tuple(module for _, module in named)
         self._identities = tuple(map(id, self._modules))
-        self._settings = tuple(
-            (module.__dict__, key, f"{name}.{key}")
-            for name, module in zip(self._names, self._modules, strict=True)
-            if type(module).__module__.partition(".")[0] == "torch"
-            for key, value in module.__dict__.items()
-            if isinstance(value, _SETTINGS) and key != "training" and not key.startswith("_")
-        )
         changed = {result.target for result in joint.results}
         inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
         self._written = tuple(argument.position for argument in inputs)
@@ -98,7 +86,8 @@ class Guards:
         """
         joint = self._joint
         return (
-            not any(self._replaced_constants())
+            joint.python.hold()
+            and not any(self._replaced_constants())
             and self._assumptions(inputs) == self.compiled
             and joint.read.hold(joint.read_from(inputs))
         )
@@ -125,7 +114,9 @@ class Guards:
         yield from self._module_differences(now)
         replaced = [*self._replaced_constants()]
         yield from (f"{name} is another tensor, or gone" for name in replaced)
-        if before == now and not replaced:
+        python = [*self._joint.python.differences()]
+        yield from python
+        if before == now and not replaced and not python:
             yield from self._joint.read.differences(self._joint.read_from(inputs))
 
     def _touched(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
@@ -157,8 +148,6 @@ class Guards:
         for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
             if hooks != others:
                 yield f"hooks of {name} came or went"
-        names = [name for _, _, name in self._settings]
-        yield from _changed(names, map(_form, before.settings), map(_form, now.settings))
         if before.autocast != now.autocast:
             yield "autocast is on around the step: use it inside of the model and the loss"
 
@@ -184,7 +173,6 @@ class Guards:
             modules=identities,
             training=tuple([state["training"] for state in states]),
             hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
-            settings=tuple([state.get(key) for state, key, _ in self._settings]),
             tensors=tuple(map(_form, values)),
             same=tuple([first.setdefault(identity, k) for k, identity in enumerate(shared)]),
             touched=self._touched(inputs) if values else (),

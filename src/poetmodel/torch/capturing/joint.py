@@ -7,8 +7,9 @@ What PyTorch does not promise to keep is used here (``aot_export_joint_with_desc
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import (
     OutputForm,
+    apart,
     flatten,
     input_names,
     loss_in,
@@ -31,6 +33,7 @@ from poetmodel.torch.capturing.inputs import (
 )
 from poetmodel.torch.capturing.joint_graph import (
     BODY,
+    InputKind,
     Joint,
     OutputKind,
     in_module,
@@ -39,7 +42,9 @@ from poetmodel.torch.capturing.joint_graph import (
     shown_path,
 )
 from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
+from poetmodel.torch.capturing.python_reads import PythonReads
 from poetmodel.torch.capturing.replay import temporarily
+from poetmodel.torch.capturing.state_changes import StateChanges
 from poetmodel.torch.capturing.surroundings import (
     annotated,
     drawing,
@@ -109,6 +114,8 @@ def capture(
         name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
     )
     attributes = Attributes(stepped)
+    reads = PythonReads(stepped, loss_fn)
+    changes = StateChanges(name, attributes, reads)
     draws = Draws(name, attributes)
     leftovers = Leftovers()
 
@@ -117,7 +124,6 @@ def capture(
         attributes.put_back(within=True)
         leftovers.forget()
 
-    assigned.at_start = begin
     trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -134,6 +140,9 @@ def capture(
             native_operators(),
             rare_collections(),
         ):
+            with draws.kept():
+                _observe(stepped, flat, attributes, reads, changes)
+            assigned.at_start = begin
             recorded = partial(annotated, stepped, trail, draws.check)
             export = partial(
                 _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
@@ -177,9 +186,11 @@ def capture(
         input_spec=spec,
         inputs=tuple(flat),
         read=ValueGuards(tuple(values.reads.values())),
+        python=reads.guards(name, changes.alternatives),
         output=output,
         checked=tuple(checks.lines),
     )
+    joint.python.use_constants([joint.value(a) for a in joint.of(InputKind.CONSTANT_TENSOR)])
     refuse(name, _faults(joint))
     changed = {result.target.target for result in joint.results if result.target is not None}
     unsteady = [shown_path(g.path) for g in joint.read.sources if g.path and g.path in changed]
@@ -191,6 +202,41 @@ def capture(
             ", ".join(unsteady),
         )
     return joint
+
+
+def _observe(
+    stepped: torch.nn.Module,
+    inputs: Sequence[Any],
+    attributes: Attributes,
+    reads: PythonReads,
+    changes: StateChanges,
+) -> None:
+    """Run a forward pass of eager PyTorch, and record which Python values it reads.
+
+    On copies of the inputs; buffers, random state and attributes are put back. Where it fails, the
+    capture that follows says so.
+    Raises `CaptureError` if each forward pass changes Python state.
+    """
+    buffers = [(buffer, buffer.detach().clone()) for buffer in stepped.buffers()]
+
+    def forward() -> None:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            stepped(*apart(tuple(inputs)))
+
+    def put_back() -> None:
+        attributes.put_back()
+        changes.put_back()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    try:
+        with reads.recording(), suppress(*RAISED):
+            forward()
+        reads.forget_temporary()
+        changes.check(forward, put_back)
+    finally:
+        put_back()
 
 
 def _exported(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -14,6 +14,7 @@ from torch._functorch._aot_autograd import descriptors
 
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import flatten, input_names, unflatten
+from poetmodel.torch.capturing.python_guards import PythonGuards
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class Joint:
     """The inputs it was captured with, flat."""
     read: ValueGuards
     """Values of inputs and buffers that Python code of the model read: the graph holds for them."""
+    python: PythonGuards = field(default_factory=PythonGuards)
+    """Python values that the code of the model read: the graph holds for them."""
     output: OutputForm | None = None
     """Outputs of a step that gets its inputs by name; None if it returns its loss."""
     accumulate: int = 1

@@ -46,7 +46,10 @@ class Attributes:
         self._seen = {id(module) for module in self._modules.values()}
         everywhere = vars(torch.nn.modules.module).items()
         hooks = [value for name, value in everywhere if name.startswith("_global_")]
+        self._owners: dict[int, Any] = {}
+        """The object or module that a dict has the attributes of, by the identity of the dict."""
         self._held = [_Held("", "", value) for value in hooks if isinstance(value, dict)]
+        self._everywhere = len(self._held)
         for path, module in self._modules.items():
             self._held += self._reached(path, module)
         self._first = True
@@ -56,6 +59,7 @@ class Attributes:
         """Yield the attributes of a module, and the containers and objects behind them."""
         seen = self._seen  # what several modules reach is kept once
         attributes = vars(module)
+        self._owners[id(attributes)] = module
         yield _Held(path, "", attributes)
         pending: list[tuple[str, Any]] = list(attributes.items())
         while pending:
@@ -64,7 +68,8 @@ class Attributes:
                 continue
             seen.add(id(value))
             if isinstance(value, torch.nn.Module) or is_of_a_user(value):
-                value = vars(value)
+                owner, value = value, vars(value)
+                self._owners[id(value)] = owner
             if isinstance(value, list | dict | set | deque):
                 yield _Held(path, key, value)
             elif not isinstance(value, tuple):
@@ -78,6 +83,21 @@ class Attributes:
             for value in held.values():
                 if isinstance(value, kinds):
                     yield value
+
+    def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
+        """Yield module, attribute, holder and content before of all dicts, lists and sets.
+
+        Last, whether the holder is an object whose attributes are meant; for a module itself, the
+        attribute is empty.
+        """
+        for held in self._held[self._everywhere :]:
+            owner = self._owners.get(id(held.value))
+            holder = held.value if owner is None else owner
+            yield held.path, held.key, holder, held.before, owner is not None
+
+    def modules(self) -> Iterable[torch.nn.Module]:
+        """Return the modules."""
+        return self._modules.values()
 
     def are_as_before(self) -> bool:
         """Whether there is nothing to put back."""
@@ -110,7 +130,7 @@ class Attributes:
             sorted(
                 (path, key)
                 for path, key in tensors
-                if key not in _OWN and not self._is_derived(path, key)
+                if key not in OWN_ATTRIBUTES and not self._is_derived(path, key)
             )
         )
 
@@ -124,35 +144,35 @@ class _Held:
     """A container, which may be the attributes of an object, and what it held."""
 
     def __init__(self, path: str, key: str, value: Any) -> None:
-        self._path, self._key, self._value = path, key, value
-        self._before = self._begun = _content(value)
+        self.path, self.key, self.value = path, key, value
+        self.before = self._begun = content_copy(value)
 
     def values(self) -> Iterable[Any]:
         """Return the previous content."""
-        return self._before.values() if isinstance(self._before, dict) else self._before
+        return self.before.values() if isinstance(self.before, dict) else self.before
 
     def is_as_before(self) -> bool:
         """Whether it holds what it held."""
-        return _same(_content(self._value), self._before)
+        return _same(content_copy(self.value), self.before)
 
     def begin(self) -> None:
         """Note what a capture has put into it, where that is something that every module has."""
-        if self._key in _OWN:
-            self._begun = _content(self._value)
+        if self.key in OWN_ATTRIBUTES:
+            self._begun = content_copy(self.value)
 
     def put_back(self, *, within: bool) -> list[tuple[str, str, Any]]:
         """Put back what changed; return path, attribute and what was there meanwhile."""
-        if within and self._key in _SWAPPED:
+        if within and self.key in _SWAPPED:
             return []
         if not within:
-            self._begun = self._before
+            self._begun = self.before
         content = self._begun
-        current = _content(self._value)
+        current = content_copy(self.value)
         if _same(current, content):
             return []
-        if self._key:
-            fill(self._value, content)
-            return [(self._path, self._key, current)]
+        if self.key:
+            fill(self.value, content)
+            return [(self.path, self.key, current)]
         keys = [
             key
             for key in current.keys() | content.keys()
@@ -160,10 +180,10 @@ class _Held:
         ]
         for key in keys:
             if key in content:
-                self._value[key] = content[key]
+                self.value[key] = content[key]
             else:
-                del self._value[key]
-        return [(self._path, key, current.get(key)) for key in keys]
+                del self.value[key]
+        return [(self.path, key, current.get(key)) for key in keys]
 
 
 class _Flags:
@@ -200,7 +220,7 @@ class _Flags:
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
-_OWN: Final = frozenset(vars(torch.nn.Module()))
+OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
 """Names of what every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
 """Containers for a capture's own tensors."""
@@ -344,7 +364,7 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _content(value: Any) -> Any:
+def content_copy(value: Any) -> Any:
     """Return a copy of a container's content: a dict, or a list."""
     return dict(value) if isinstance(value, dict) else list(value)
 

@@ -1,0 +1,230 @@
+"""Guards of Python values: whether they are what a capture read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poetmodel.torch.capturing.python_values import (
+    ABSENT,
+    PLAIN,
+    Comparison,
+    attributes_of,
+    describe,
+    form_of,
+    read_at,
+    snapshot_of,
+)
+from poetmodel.torch.errors import RAISED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    Line = tuple[str, int]
+
+
+class Access(StrEnum):
+    """How a value is read of what holds it."""
+
+    ATTRIBUTE = "attribute"
+    """Of an object's own attributes."""
+    CLASS = "class"
+    """Of the attributes of a class itself."""
+    ITEM = "item"
+    """By a key or a position; also a name of a file, of its dict."""
+    CELL = "cell"
+    """The variable of a closure."""
+    COMPUTED = "computed"
+    """By `getattr`: a slot, the defaults of a function."""
+    CONTENT = "content"
+    """All items."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A place that was read."""
+
+    holder: Any
+    access: Access
+    key: Any
+    name: str
+    """Name of the place, for people."""
+    line: Line | None
+    """File and line of the user's code that reads it first."""
+    first: Any
+    """The plain value that was read first; the identity of any other value."""
+    value: Any = ABSENT
+    """The value when the capture ended, with everything put back."""
+
+    def present(self) -> Any:
+        """Return the value that is there now; `ABSENT` if there is none."""
+        holder, key = self.holder, self.key
+        try:
+            if self.access is Access.ATTRIBUTE:
+                return (attributes_of(holder) or {}).get(key, ABSENT)
+            if self.access is Access.CLASS:
+                return vars(holder).get(key, ABSENT)
+            if self.access is Access.ITEM:
+                return dict.get(holder, key, ABSENT) if isinstance(holder, dict) else holder[key]
+            if self.access is Access.CELL:
+                return holder.cell_contents
+            if self.access is Access.COMPUTED:
+                return getattr(holder, key)
+        except RAISED:
+            return ABSENT
+        return snapshot_of(holder)
+
+    @property
+    def spot(self) -> tuple[int, Any]:
+        """The identity of the dict, list or cell that holds the value, and its key there."""
+        holder = attributes_of(self.holder) if self.access is Access.ATTRIBUTE else self.holder
+        return (id(holder), self.key)
+
+
+class PythonGuards:
+    """Whether Python values are what a capture read.
+
+    Parameters
+    ----------
+    places : sequence of Place
+        What was read.
+    alternatives : mapping
+        The forms that forward gives to places when it runs, by identity of the dict and key.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place] = (),
+        alternatives: Mapping[tuple[int, Any], Any] | None = None,
+    ) -> None:
+        self._places = tuple(places)
+        self._alternatives = alternatives or {}
+        self.use_constants(())
+
+    def use_constants(self, constants: Sequence[torch.Tensor]) -> None:
+        """Take another tensor in the place of a constant of the graph for a change."""
+        snapshots = {id(p.holder): p.value for p in self._places if p.access is Access.CONTENT}
+        parts: dict[int, list[tuple[str, Any]]] = {}
+        for place in self._places:
+            if place.access in (Access.ATTRIBUTE, Access.COMPUTED):
+                parts.setdefault(id(place.holder), []).append((place.key, place.value))
+        self._comparison = Comparison(snapshots, parts, frozenset(map(id, constants)))
+        of_objects = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
+        self._absent = [(p.holder, p.key) for p in of_objects if p.value is ABSENT]
+        there = [p for p in of_objects if p.value is not ABSENT]
+        self._attributes = [(place.holder, place.key) for place in there]
+        items = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
+        items = [place for place in items if _is_dict(place)]
+        self._items = [(place.holder, place.key) for place in items]
+        self._contents = [(p.holder, p.value) for p in self._places if p.access is Access.CONTENT]
+        fast = {*map(id, of_objects), *map(id, items)}
+        self._others = [
+            p for p in self._places if id(p) not in fast and p.access is not Access.CONTENT
+        ]
+        self._compared = [*there, *items, *self._others]
+        self._expected = [place.value for place in self._compared]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def hold(self) -> bool:
+        """Return whether all values are what they were; equal new objects count as the same."""
+        if self._are_identical():
+            return True
+        if not all(map(self._holds, self._places)):
+            return False
+        for number, place in enumerate(self._compared):
+            now = place.present()
+            if isinstance(now, PLAIN):  # so that it is found to be the same the next time
+                self._expected[number] = now
+        return True
+
+    def _are_identical(self) -> bool:
+        """Return whether the very same objects are there."""
+        try:
+            now = [holder.__dict__[key] for holder, key in self._attributes]
+            now += [holder[key] for holder, key in self._items]
+        except RAISED:
+            return False
+        now += [place.present() for place in self._others]
+        return (
+            all(map(is_, now, self._expected))
+            and not any([key in holder.__dict__ for holder, key in self._absent])
+            and all([_is_identical_content(*content) for content in self._contents])
+        )
+
+    def differences(self) -> Iterator[str]:
+        """Yield in words which values are not what they were."""
+        for place in self._places:
+            if self._holds(place):
+                continue
+            before, now = place.value, place.present()
+            if place.access is Access.CONTENT:
+                before, now = self._shown_content(place.holder, before, now)
+                if before == now:
+                    yield f"{place.name} has other items{read_at(place.line)}"
+                    continue
+            words = describe(before), describe(now)
+            if words[0] == words[1]:
+                words = (words[0], "another one")
+            yield f"{place.name} was {words[0]} and is {words[1]}{read_at(place.line)}"
+
+    def _shown_content(self, holder: Any, before: Any, now: Any) -> tuple[Any, Any]:
+        """Return two snapshots of a container as containers of its kind."""
+        if isinstance(holder, dict):
+            halves = [len(before) // 2, len(now) // 2]
+            return tuple(  # type: ignore[return-value]
+                dict(zip(s[:k], s[k:], strict=True))
+                for s, k in zip((before, now), halves, strict=True)
+            )
+        if isinstance(holder, list):
+            return list(before), list(now)
+        return (before, now) if isinstance(holder, set) else ("", "")
+
+    def _holds(self, place: Place) -> bool:
+        now = place.present()
+        if place.access is Access.CONTENT:
+            if self._comparison.is_same_content(place.value, now):
+                return True
+            return self._is_left_by_forward(place)
+        if self._comparison.is_same(place.value, now):
+            return True
+        alternative = self._alternatives.get(place.spot, ABSENT)
+        return alternative is not ABSENT and form_of(now) == alternative
+
+    def _is_left_by_forward(self, place: Place) -> bool:
+        """Return whether the items of a container that differ are as forward makes them."""
+        holder, spot = place.holder, id(place.holder)
+        if not isinstance(holder, dict):
+            return bool(self._alternatives.get((spot, None), ABSENT) == form_of(holder))
+        keys = place.value[: len(place.value) // 2]
+        before = dict(zip(keys, place.value[len(keys) :], strict=True))
+        for key in before.keys() | holder.keys():
+            if self._comparison.is_same(before.get(key, ABSENT), holder.get(key, ABSENT)):
+                continue
+            if self._alternatives.get((spot, key), ABSENT) != form_of(holder.get(key, ABSENT)):
+                return False
+        return True
+
+
+def _is_dict(place: Place) -> bool:
+    """Return whether a place is an item of a dict without ``__missing__``, or of a sequence."""
+    return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
+
+
+def _is_identical_content(holder: Any, expected: Any) -> bool:
+    """Return whether a container has the very same items as a snapshot."""
+    if isinstance(holder, dict):
+        items = (*holder, *dict.values(holder))
+        return len(items) == len(expected) and all(map(is_, items, expected))
+    if isinstance(holder, set | frozenset):
+        return bool(holder == expected)
+    if isinstance(holder, np.ndarray):
+        return bool(snapshot_of(holder) == expected)
+    return len(holder) == len(expected) and all(map(is_, holder, expected))

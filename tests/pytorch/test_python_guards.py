@@ -1,0 +1,702 @@
+"""Python values that forward reads: each is guarded, wherever from, and no other is."""
+
+import argparse
+import copy
+import enum
+import math
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import SimpleNamespace
+from typing import ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import poetmodel.torch as pmt
+from kit.eager_steps import differing, keep_all
+from kit.traced_models import rows
+from poetmodel.torch.capturing.guards import Guards
+
+numpy = pytest.importorskip("numpy")
+
+
+class Kind(enum.Enum):
+    """A choice."""
+
+    ONE = 1.0
+    TWO = 2.0
+
+
+@dataclass
+class Config:
+    """A temperature."""
+
+    value: float = 1.0
+    unread: float = 1.0
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A temperature in a slot."""
+
+    value: float = 1.0
+
+
+class Attributes(dict):
+    """A dict whose items are attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Forwarding:
+    """Hands out what another object has."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Computed:
+    """A value that a property computes of another attribute."""
+
+    def __init__(self):
+        self.base = 1.0
+
+    @property
+    def value(self):
+        """The value."""
+        return self.base * 2
+
+
+class OfClass:
+    """Values of a class."""
+
+    value = 1.0
+    items: ClassVar = [1.0]
+
+    @classmethod
+    def read(cls):
+        """Return the value."""
+        return cls.value
+
+    @staticmethod
+    def plain(scale=1.0):
+        """Return the default."""
+        return scale
+
+
+class Pair(NamedTuple):
+    """Two values."""
+
+    value: float
+    other: float
+
+
+def constant(value):
+    """Return a function that returns a value."""
+    return lambda: value
+
+
+NUMBER = 1.0
+TABLE = {"a": 1.0}
+CONFIG = Config()
+NAMESPACE = SimpleNamespace(value=1.0)
+OFF = False
+
+
+def scaled(scale=1.0, *, more=1.0):
+    """Return the product of the defaults."""
+    return scale * more
+
+
+def by_function():
+    """Return a name of this file."""
+    return NUMBER
+
+
+_SHARED = (Attributes, Forwarding, Iterator)
+"""Types of values that cannot be copied."""
+
+
+def set_global(name, value):
+    """Return a function that sets a name of this file."""
+    return lambda _: globals().__setitem__(name, value)
+
+
+def attribute(name, value, *, of=""):
+    """Return a function that sets an attribute of a model, or of an object that it has."""
+
+    def change(model):
+        owner = model
+        for part in filter(None, of.split(".")):
+            owner = getattr(owner, part)
+        setattr(owner, name, value if isinstance(value, _SHARED) else copy.deepcopy(value))
+
+    return change
+
+
+def item(name, key, value):
+    """Return a function that sets an item of a container that a model has."""
+    return lambda model: getattr(model, name).__setitem__(key, value)
+
+
+def dynamic_name(model):
+    """Return a number whose name is put together."""
+    return getattr(model, "".join(("sc", "ale")))
+
+
+def passed(table):
+    """Return an item of a table."""
+    return table["a"]
+
+
+def aliased(model):
+    """Return an item of a table through a variable."""
+    table = model.table
+    return table["a"]
+
+
+PLACES = {
+    # attributes of the model
+    "number": (attribute("scale", 1.0), lambda m: m.scale, attribute("scale", 2.0)),
+    "whole number": (attribute("scale", 1), lambda m: m.scale, attribute("scale", 1.0)),
+    "flag": (attribute("on", OFF), lambda m: 2.0 if m.on else 1.0, attribute("on", not OFF)),
+    "string": (
+        attribute("mode", "mean"), lambda m: 1.0 if m.mode == "mean" else 2.0,
+        attribute("mode", "sum"),
+    ),
+    "none": (
+        attribute("scale", None), lambda m: 1.0 if m.scale is None else m.scale,
+        attribute("scale", 3.0),
+    ),
+    "enum": (
+        attribute("kind", Kind.ONE), lambda m: m.kind.value, attribute("kind", Kind.TWO),
+    ),
+    "attribute that comes": (
+        lambda _: None, lambda m: getattr(m, "scale", 1.0), attribute("scale", 2.0)
+    ),
+    "attribute that goes": (
+        attribute("scale", 2.0), lambda m: m.scale if hasattr(m, "scale") else 1.0,
+        lambda m: delattr(m, "scale"),
+    ),
+    "name put together": (attribute("scale", 1.0), dynamic_name, attribute("scale", 2.0)),
+    "all attributes": (
+        attribute("scale", 1.0), lambda m: vars(m)["scale"], attribute("scale", 2.0)
+    ),
+    "function": (attribute("by", abs), lambda m: m.by(-2.0), attribute("by", float)),
+    "closure of a function": (
+        attribute("by", constant(1.0)), lambda m: m.by(),
+        attribute("by", constant(2.0)),
+    ),
+    "arguments of a partial": (
+        attribute("by", partial(scaled, more=1.0)), lambda m: m.by(),
+        lambda m: m.by.keywords.update(more=2.0),
+    ),
+    "nested submodule": (
+        attribute("scale", 1.0, of="layer"), lambda m: m.layer.scale,
+        attribute("scale", 2.0, of="layer"),
+    ),
+    "property": (
+        attribute("object", Computed()), lambda m: m.object.value,
+        attribute("base", 2.0, of="object"),
+    ),
+    # containers
+    "item of a dict": (
+        attribute("table", {"a": 1.0}), lambda m: m.table["a"], item("table", "a", 2.0)
+    ),
+    "item of a dict that is passed on": (
+        attribute("table", {"a": 1.0}), lambda m: passed(m.table), item("table", "a", 2.0)
+    ),
+    "item of a dict by a variable": (
+        attribute("table", {"a": 1.0}), aliased, item("table", "a", 2.0)
+    ),
+    "item by get": (
+        attribute("table", {}), lambda m: m.table.get("a", 1.0), item("table", "a", 2.0)
+    ),
+    "key": (
+        attribute("table", {}), lambda m: 2.0 if "a" in m.table else 1.0, item("table", "a", 0)
+    ),
+    "keys": (
+        attribute("table", {"a": 1.0}), lambda m: float(len(list(m.table))), item("table", "b", 0)
+    ),
+    "nested dict": (
+        attribute("table", {"a": {"b": 1.0}}), lambda m: m.table["a"]["b"],
+        lambda m: m.table["a"].update(b=2.0),
+    ),
+    "item of a list": (attribute("table", [1.0]), lambda m: m.table[0], item("table", 0, 2.0)),
+    "last item": (
+        attribute("table", [1.0]), lambda m: m.table[-1], lambda m: m.table.append(3.0)
+    ),
+    "length of a list": (
+        attribute("table", [1.0]), lambda m: float(len(m.table)), lambda m: m.table.append(1.0)
+    ),
+    "sum of a list": (attribute("table", [1.0]), lambda m: sum(m.table), item("table", 0, 2.0)),
+    "list of dicts": (
+        attribute("table", [{"a": 1.0}]), lambda m: sum(row["a"] for row in m.table),
+        lambda m: m.table[0].update(a=2.0),
+    ),
+    "tuple": (attribute("table", (1.0, 2.0)), lambda m: m.table[1], attribute("table", (1.0, 3.0))),
+    "list in a tuple": (
+        attribute("table", ([1.0],)), lambda m: m.table[0][0], lambda m: m.table[0].append(2.0)
+    ),
+    "set": (
+        attribute("table", {1}), lambda m: 2.0 if 2 in m.table else 1.0, lambda m: m.table.add(2)
+    ),
+    "queue": (
+        attribute("table", deque([1.0])), lambda m: m.table[0], item("table", 0, 2.0)
+    ),
+    "user's dict": (
+        attribute("table", UserDict(a=1.0)), lambda m: m.table["a"], item("table", "a", 2.0)
+    ),
+    "ordered dict": (
+        attribute("table", OrderedDict(a=1.0)), lambda m: m.table["a"], item("table", "a", 2.0)
+    ),
+    "default": (
+        attribute("table", defaultdict(float, a=1.0)), lambda m: m.table["a"],
+        item("table", "a", 2.0),
+    ),
+    "dict with attributes": (
+        attribute("table", Attributes(a=1.0)), lambda m: m.table.a, item("table", "a", 2.0)
+    ),
+    "array": (
+        attribute("table", numpy.ones(2)), lambda m: float(m.table[0]), item("table", 0, 2.0)
+    ),
+    "array that is summed": (
+        attribute("table", numpy.ones(2)), lambda m: float(m.table.sum()), item("table", 0, 2.0)
+    ),
+    # objects
+    "dataclass": (
+        attribute("config", Config()), lambda m: m.config.value,
+        attribute("value", 2.0, of="config"),
+    ),
+    "another object": (
+        attribute("config", Config()), lambda m: m.config.value, attribute("config", Config(2.0))
+    ),
+    "slot": (
+        attribute("config", Slotted()), lambda m: m.config.value,
+        attribute("value", 2.0, of="config"),
+    ),
+    "named tuple": (
+        attribute("config", Pair(1.0, 1.0)), lambda m: m.config.value,
+        attribute("config", Pair(2.0, 1.0)),
+    ),
+    "namespace": (
+        attribute("config", SimpleNamespace(value=1.0)), lambda m: m.config.value,
+        attribute("value", 2.0, of="config"),
+    ),
+    "arguments of a command": (
+        attribute("config", argparse.Namespace(value=1.0)), lambda m: m.config.value,
+        attribute("value", 2.0, of="config"),
+    ),
+    "object in a list": (
+        attribute("table", [Config()]), lambda m: sum(c.value for c in m.table),
+        lambda m: setattr(m.table[0], "value", 2.0),
+    ),
+    "object behind another": (
+        attribute("object", Forwarding(Config())), lambda m: m.object.value,
+        attribute("value", 2.0, of="object.inner"),
+    ),
+    # classes, files, functions
+    "class": (
+        attribute("of", OfClass()), lambda m: m.of.value,
+        lambda _: setattr(OfClass, "value", 2.0),
+    ),
+    "class by its name": (
+        lambda _: None, lambda _: OfClass.value, lambda _: setattr(OfClass, "value", 2.0)
+    ),
+    "class of an object": (
+        attribute("of", OfClass()), lambda m: type(m.of).value,
+        lambda _: setattr(OfClass, "value", 2.0),
+    ),
+    "class method": (
+        attribute("of", OfClass()), lambda m: m.of.read(), lambda _: setattr(OfClass, "value", 2.0)
+    ),
+    "list of a class": (
+        attribute("of", OfClass()), lambda m: m.of.items[0],
+        lambda _: OfClass.items.__setitem__(0, 2.0),
+    ),
+    "attribute before that of the class": (
+        attribute("of", OfClass()), lambda m: m.of.value, attribute("value", 2.0, of="of")
+    ),
+    "global": (lambda _: None, lambda _: NUMBER, set_global("NUMBER", 2.0)),
+    "global of a function": (lambda _: None, lambda _: by_function(), set_global("NUMBER", 2.0)),
+    "global dict": (lambda _: None, lambda _: TABLE["a"], lambda _: TABLE.update(a=2.0)),
+    "global object": (
+        lambda _: None, lambda _: CONFIG.value, lambda _: setattr(CONFIG, "value", 2.0)
+    ),
+    "global namespace": (
+        lambda _: None, lambda _: NAMESPACE.value, lambda _: setattr(NAMESPACE, "value", 2.0)
+    ),
+    "file by its name": (
+        lambda _: None, lambda _: math.tau, lambda _: setattr(math, "tau", 2.0)
+    ),
+    "default of a function": (
+        lambda _: None, lambda _: scaled(), lambda _: setattr(scaled, "__defaults__", (2.0,))
+    ),
+    "default by name": (
+        lambda _: None, lambda _: scaled(),
+        lambda _: setattr(scaled, "__kwdefaults__", {"more": 2.0}),
+    ),
+    "attribute of a function": (
+        lambda _: setattr(scaled, "rate", 1.0), lambda _: scaled.rate,
+        lambda _: setattr(scaled, "rate", 2.0),
+    ),
+    # PyTorch's modules
+    "dropout": (
+        lambda m: m.add_module("drop", nn.Dropout(0.0)), lambda m: m.drop(torch.ones(4)).sum(),
+        attribute("p", 0.5, of="drop"),
+    ),
+    "size of a pool": (
+        lambda m: m.add_module("pool", nn.AvgPool1d(1)), lambda m: m.pool(torch.ones(1, 4)).sum(),
+        attribute("kernel_size", 2, of="pool"),
+    ),
+}  # fmt: skip
+"""Places by name: what is set before, what forward reads, and how it changes after compiling."""
+
+
+class Reading(nn.Module):
+    """Multiplies by a number that a function reads."""
+
+    def __init__(self, prepare, read):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.read = read
+        prepare(self)
+
+    def forward(self, x, y):
+        """Return the loss."""
+        return (self.layer(x) - y).square().mean() * self.read(self)
+
+
+@pytest.fixture(autouse=True)
+def _same_file(monkeypatch):
+    """Put back what changes outside of the models."""
+    names = {"NUMBER": 1.0, "CONFIG": Config(), "TABLE": {"a": 1.0}}
+    for name, value in names.items():
+        monkeypatch.setitem(globals(), name, value)
+    monkeypatch.setattr(NAMESPACE, "value", 1.0)
+    monkeypatch.setattr(OfClass, "value", 1.0)
+    monkeypatch.setattr(OfClass, "items", [1.0])
+    monkeypatch.setattr(scaled, "__defaults__", (1.0,))
+    monkeypatch.setattr(scaled, "__kwdefaults__", {"more": 1.0})
+    monkeypatch.setattr(math, "tau", 1.0)
+
+
+def reading(name):
+    """Return a step that reads a place, and a function that changes the place."""
+    torch.manual_seed(1)
+    prepare, read, change = PLACES[name]
+    inputs = (torch.randn(3, 4), torch.randn(3, 4))
+    return (Reading(prepare, read), None, inputs), change
+
+
+def guarded(model, loss_fn, inputs):
+    """Return the guards of a captured step, and its flat inputs."""
+    joint = pmt.capture(model, loss_fn, inputs)
+    guards, flat = Guards(joint), joint.flat_inputs(inputs)
+    assert guards.hold(flat)
+    return guards, flat
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_no_place_that_changes_is_ignored(name):
+    """What changed is named with the line that reads it, whichever place it was read from."""
+    own, change = reading(name)
+    guards, flat = guarded(*own)
+    change(own[0])
+    assert not guards.hold(flat)
+    (words,) = list(guards.differences(flat))
+    assert "read at" in words
+    assert "test_python_guards.py:" in words
+
+
+@pytest.mark.parametrize("name", ["number", "item of a dict", "dataclass", "global"])
+def test_a_change_is_compiled_for_or_refused(name):
+    """A step is refused in words; compiled again it computes what eager does, for each value."""
+    own, change = reading(name)
+    step = keep_all(*own, dynamic="retrace")
+    strict = keep_all(*own)
+    change(own[0])
+    assert differing(step, *own) == []
+    with pytest.raises(pmt.CaptureError, match=r"was 1\.0 and is 2\.0, read at .*compile again"):
+        strict(*own[2])
+    first = step.compiled
+    assert differing(step, *own) == []
+    assert step.compiled is first
+
+
+def test_loss_functions_are_guarded_as_models_are():
+    """Variables of a closure, attributes of a callable object, and arguments of a partial."""
+    weight = 1.0
+    model, _, inputs = rows(nn.Linear(4, 4))
+
+    def by_closure(y, t):
+        return (y - t).square().mean() * weight
+
+    class Loss:
+        def __init__(self):
+            self.weight = 1.0
+
+        def __call__(self, y, t):
+            return (y - t).square().mean() * self.weight
+
+    def weighted(y, t, weight):
+        return (y - t).square().mean() * weight
+
+    by_object, by_partial = Loss(), partial(weighted, weight=1.0)
+    criterion = nn.CrossEntropyLoss()
+    labels = (inputs[0], torch.tensor([0, 1, 2]))
+    steps = [guarded(model, loss, inputs) for loss in (by_closure, by_object, by_partial)]
+    steps += [guarded(model, criterion, labels)]
+    weight = 2.0
+    by_object.weight = 2.0
+    by_partial.keywords["weight"] = 2.0
+    criterion.label_smoothing = 0.5
+    assert [guards.hold(flat) for guards, flat in steps] == [False] * 4
+
+
+# -- what does not count ---------------------------------------------------------------------------
+def test_what_is_not_read_changes_nothing(monkeypatch):
+    """Counters, logs and settings that forward does not read may change in each step."""
+
+    def read(model):
+        table = model.table
+        if model.on:
+            return UNREAD
+        return model.config.value * model.settings["beta"] * table["a"] * TABLE["a"]
+
+    model, _, inputs = rows(nn.Linear(4, 4))
+    model = Reading(lambda _: None, read)
+    model.on, model.step, model.log, model.config = False, 0, [], Config()
+    model.settings, model.table = {"beta": 1.0, "step": 0}, {"a": 1.0, "n": 0}
+    guards, flat = guarded(model, None, inputs)
+    monkeypatch.setitem(globals(), "UNREAD", 7.0)
+    model.step += 1
+    model.log.append(1.0)
+    model.config.unread = 5.0
+    model.settings["step"] += 1
+    model.table["n"] += 1
+    TABLE["b"] = 1.0
+    model.layer.note = "new"
+    assert list(guards.differences(flat)) == []
+    assert guards.hold(flat)
+    model.settings["beta"] = 2.0
+    assert not guards.hold(flat)
+
+
+UNREAD = 0.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([1.0, 2.0], [1.0, 2.0]),
+        ({"a": [1.0]}, {"a": [1.0]}),
+        (Config(2.0), Config(2.0, unread=3.0)),
+        ((1.0, "x"), (1.0, "x")),
+        (float("nan"), float("nan")),
+        (partial(scaled, 2.0), partial(scaled, 2.0)),
+        (numpy.ones(3), numpy.ones(3)),
+    ],
+)
+def test_an_equal_value_is_the_same(before, after):
+    """Settings that are made anew, as by a schedule, need no other step."""
+
+    def read(model):
+        value = model.value
+        if isinstance(value, Config):
+            return value.value
+        return value() if callable(value) else float(len(list(map(str, [value]))))
+
+    model = Reading(attribute("value", before), read)
+    guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+    model.value = after
+    assert guards.hold(flat)
+    assert guards.hold(flat)
+    model.value = 7.0
+    assert not guards.hold(flat)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, True), (1, 1.0), (0.0, -0.0), ("1", b"1")])
+def test_equal_numbers_of_another_type_are_others(before, after):
+    """As for numbers among the inputs."""
+    model = Reading(attribute("value", before), lambda m: float(len([m.value])))
+    guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+    model.value = after
+    assert not guards.hold(flat)
+
+
+# -- what cannot be guarded ------------------------------------------------------------------------
+UNGUARDED = {
+    "iterator": (
+        attribute("numbers", iter([1.0] * 9)), lambda m: next(m.numbers), "is an iterator"
+    ),
+    "long list": (
+        attribute("numbers", [1.0] * 20_000), lambda m: sum(m.numbers), "has 20,000 items"
+    ),
+    "large array": (
+        attribute("numbers", numpy.ones(2**17)), lambda m: float(m.numbers.sum()),
+        "has 1,048,576 bytes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_what_cannot_be_guarded_is_refused(name):
+    """Place and line are named, with what to do; one item of a long list can be guarded."""
+    inputs = (torch.randn(3, 4), torch.randn(3, 4))
+    prepare, read, words = UNGUARDED[name]
+    with pytest.raises(pmt.CaptureError, match=rf"numbers {words}.*, read at .*guards\.py:\d+ \("):
+        pmt.capture(Reading(prepare, read), None, inputs)
+    model = Reading(UNGUARDED["long list"][0], lambda m: m.numbers[3])
+    guards, flat = guarded(model, None, inputs)
+    model.numbers[3] = 2.0
+    assert not guards.hold(flat)
+
+
+# -- what forward changes --------------------------------------------------------------------------
+class Counting(nn.Module):
+    """Changes Python state in forward, by a function."""
+
+    total = 0
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.change = change
+        self.n, self.log, self.table, self.config = 0, [], {"n": 0}, Config()
+        self.seen, self.last = set(), deque(maxlen=2)
+
+    def forward(self, x, y):
+        """Return the loss."""
+        z = self.layer(x)
+        self.change(self, z)
+        return (z - y).square().mean()
+
+
+def count(model, _):
+    """Count in an attribute."""
+    model.n += 1
+
+
+def count_in_file(_, __):
+    """Count in a name of this file."""
+    global NUMBER  # noqa: PLW0603 - what is refused
+    NUMBER += 1
+
+
+def counter():
+    """Return a function that counts in its closure."""
+    calls = 0
+
+    def count_calls(_, __):
+        nonlocal calls
+        calls += 1
+
+    return count_calls
+
+
+def count_in_class(model, _):
+    """Count in the class."""
+    type(model).total += 1
+
+
+def set_item(model, z):
+    """Note a size in a dict."""
+    model.table["rows"] = len(z)
+
+
+def set_flag(model, _):
+    """Note that it ran."""
+    model.ran = True
+
+
+CHANGES = {
+    "attribute": count,
+    "appended": lambda model, _: model.log.append(1),
+    "tensors appended": lambda model, z: model.log.append(z.detach()),
+    "item": lambda model, _: model.table.__setitem__("n", model.table["n"] + 1),
+    "new item": lambda model, z: model.table.__setitem__(f"{len(model.table)}", len(z)),
+    "same item": set_item,
+    "flag": set_flag,
+    "object": lambda model, _: setattr(model.config, "value", model.config.value + 1),
+    "set": lambda model, _: model.seen.add(len(model.seen)),
+    "queue": lambda model, _: model.last.append((model.last or [0])[-1] + 1),
+    "global": count_in_file,
+    "global dict": lambda _, __: TABLE.update(a=TABLE["a"] + 1),
+    "global object": lambda _, __: setattr(CONFIG, "value", CONFIG.value + 1),
+    "closure": counter(),
+    "class": count_in_class,
+}
+
+
+DOORS = {
+    "trace": lambda own, _: pmt.trace(*own, measure_workspace=False),
+    "export": lambda own, folder: pmt.export(*own, folder=folder, ram="64KiB"),
+    "compile": lambda own, _: keep_all(*own),
+}
+
+
+def state_of(model):
+    """Return the state that changes may reach."""
+    return repr((vars(model), Counting.total, NUMBER, TABLE, CONFIG))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_forward_that_changes_python_state_is_refused(name):
+    """The place is named with the line; it is as it was."""
+    own = Counting(CHANGES[name]), None, (torch.randn(3, 4), torch.randn(3, 4))
+    before = state_of(own[0])
+    with pytest.raises(pmt.CaptureError, match=r"forward (changes|sets) .* at .*guards\.py:\d+ \("):
+        pmt.capture(*own)
+    assert state_of(own[0]) == before
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_refuses_a_counter(door, tmp_path):
+    """The message has the line and what to do."""
+    own = Counting(count), None, (torch.randn(3, 4), torch.randn(3, 4))
+    with pytest.raises(pmt.CaptureError, match=r"changes n from 0 to 1 at .*\(model\.n \+= 1\)"):
+        DOORS[door](own, tmp_path)
+
+
+class Lazy(nn.Module):
+    """Keeps what its first pass computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale, self.mask, self.base = None, None, 2.0
+
+    @cached_property
+    def root(self):
+        """A number that is computed once."""
+        return self.base**0.5
+
+    def forward(self, x, y):
+        """Return the loss."""
+        if self.scale is None:
+            self.scale = self.base / 2
+        if self.mask is None or len(self.mask) != len(x):
+            self.mask = torch.ones(len(x), 1)
+        return ((self.layer(x) * self.mask - y).square().mean()) * self.scale * self.root
+
+
+def test_what_the_first_pass_keeps_is_no_change():
+    """Numbers and tables that are computed once; also where eager has kept them meanwhile."""
+    model = Lazy()
+    own = model, None, (torch.randn(3, 4), torch.randn(3, 4))
+    step = keep_all(*own)
+    assert (model.scale, model.mask) == (None, None)
+    assert differing(step, *own) == []
+    model(*own[2])
+    assert model.scale == 1.0
+    assert differing(step, *own) == []
+    model.scale = 3.0
+    with pytest.raises(pmt.CaptureError, match=r"scale was None and is 3\.0"):
+        step(*own[2])
