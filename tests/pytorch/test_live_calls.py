@@ -1,9 +1,9 @@
 """The budget of a back end over all of its calls that wait for their backward pass."""
 
-import copy
 import gc
 import random
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
 from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
@@ -34,6 +36,18 @@ class Block(nn.Module):
     def forward(self, x):
         """Return the next activations."""
         return x + self.layers(x)
+
+
+class Projection(nn.Module):
+    """A layer that saves its input alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x):
+        """Return a product."""
+        return x @ self.weight
 
 
 class Tower(nn.Module):
@@ -90,11 +104,11 @@ def peak_and_gradients(model, run):
     return peak, gradients(model)
 
 
-@pytest.mark.parametrize("ram", quick(["75%", "100%", "1MiB"], ["75%"]))
+@pytest.mark.parametrize("ram", quick(["90%", "100%", "1MiB"], ["90%"]))
 def test_blocks_compiled_one_by_one_are_refused_with_advice_that_works(ram):
     """Before the budget is exceeded; the summary says that nothing ran."""
     tower, back = by_block(ram)
-    x = batch()
+    x = batch().requires_grad_()
     found = []
 
     def refused():
@@ -124,7 +138,7 @@ def test_blocks_compiled_one_by_one_are_refused_with_advice_that_works(ram):
 def test_calls_that_fit_together_run():
     """With the bits of eager; the summary says what they took together."""
     tower, back = by_block("2500KiB")
-    x = batch()
+    x = batch().requires_grad_()
     eager = Tower()
     eager.load_state_dict(tower.state_dict())
     eager(x).backward()
@@ -162,7 +176,7 @@ def fail_midway(run, x):
 
 def fail_behind(run, x):
     """Interrupt a backward pass after that of the compiled function."""
-    shifted = x + torch.zeros(1, requires_grad=True)
+    shifted = x + 1
     shifted.register_hook(lambda _: 1 / 0)
     loss = run(shifted)
     with pytest.raises(ZeroDivisionError):
@@ -192,7 +206,7 @@ def _in_a_thread(work):
 
 def test_calls_one_after_another_are_never_refused():
     """At the least budget that is known, with the bits of eager."""
-    model, x = Tower(2), batch()
+    model, x = Tower(1), batch().requires_grad_()
 
     def step(x):
         return model(x)
@@ -211,7 +225,8 @@ def test_calls_one_after_another_are_never_refused():
             function(x).backward()
             found.append(gradients(model))
         assert same(*found), name
-        assert len(back.summary().splitlines()) == len(back.plans), name
+        assert "call was refused" not in back.summary(), name
+        assert "nothing ran" not in back.summary(), name
     assert back.plans[0].predicted_peak_bytes == int(least)
 
 
@@ -250,16 +265,20 @@ def test_evaluation_counts_beside_a_call_that_waits():
         run(x)
     kept = []
 
-    def keep():
-        with torch.no_grad(), pytest.raises(BudgetError, match=ADVICE):
+    def evaluate():
+        with torch.no_grad():
             for _ in range(20):
                 kept.append(run(x))
+
+    def keep():
+        with pytest.raises(BudgetError, match=ADVICE):
+            evaluate()
 
     peak = heap_peak_bytes(keep)
     assert 2 < len(kept) < 20
     held = back._planned[0].peaks.held_bytes
     assert peak + held <= back.plans[0].ram_budget_bytes
-    with pytest.raises(BudgetError, match="takes .* beside results and gradients"):
+    with pytest.raises(BudgetError, match=r"takes .* beside results and gradients"):
         waiting.sum().backward()
     kept.clear()
     waiting = run(x)
@@ -324,18 +343,16 @@ class Patterns:
     """Random calls of several functions of one back end."""
 
     def __init__(self, seed):
-        self.draw = random.Random(seed)
+        self.draw = random.Random(seed)  # noqa: S311 - a test
         torch.manual_seed(seed)
         torch._dynamo.reset()
         self.back = pmt.backend(
             self.draw.choice(("500KiB", "700KiB", "900KiB", "1300KiB")), cache=False, gap=0.5
         )
-        models = Block(2), Block(3), nn.Linear(WIDTH, WIDTH, bias=False), Block(2)
+        models = Block(2), Block(3), Projection(), Block(2)
         self.functions = [
-            torch.compile(
-                lambda x, own=own: own(x), backend=self.back, fullgraph=True, dynamic=False
-            )
-            for own in models
+            torch.compile(model, backend=self.back, fullgraph=True, dynamic=False)
+            for model in models
         ]
         self.tensors = [parameter for model in models for parameter in model.parameters()]
         self.x, self.ones = batch().requires_grad_(), torch.ones(ROWS, WIDTH)
@@ -370,9 +387,8 @@ class Patterns:
 
     def _act(self, live, kept):
         function = self.draw.choice(self.functions)
-        action = self.draw.choice(
-            ("forward",) * 4 + ("backward",) * 3 + ("evaluate", "again", "drop")
-        )
+        others = ("evaluate", "again", "drop")
+        action = self.draw.choice(("forward",) * 4 + ("backward",) * 3 + others)
         if action == "forward":
             is_chained = live and self.draw.random() < 0.5
             live.append(function(live[-1] if is_chained else self.constant))
@@ -399,3 +415,49 @@ def test_no_pattern_of_calls_exceeds_the_budget(seed):
     peak = heap_peak_bytes(patterns.run)
     assert peak <= patterns.back.plans[0].ram_budget_bytes
     assert patterns.counts[0] > 0
+
+
+def inductor(test):
+    """Mark a test that compiles with Inductor."""
+    test = pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)  # what it says of PyTorch
+    found = shutil.which("g++")
+    return pytest.mark.slow(pytest.mark.skipif(not found, reason="Inductor: no g++ on PATH")(test))
+
+
+@inductor
+def test_kernels_of_inductor_are_counted_too():
+    """Blocks compiled one by one, and calls without gradients, which are not planned."""
+    x = batch().requires_grad_()
+    tower, back = by_block("100%", kernels="inductor")
+    with pytest.raises(BudgetError, match=ADVICE):
+        tower(x)
+    assert back.summary().startswith("nothing ran, because")
+    tower, back = by_block("4MiB", kernels="inductor")
+    peak, _ = peak_and_gradients(tower, lambda: tower(x))
+    assert peak <= back.plans[0].ram_budget_bytes
+    with torch.no_grad():
+        tower(x)
+    run, back = compiled(Tower(), "64KiB", kernels="inductor")
+    with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="for a call without") as error:
+        run(x)
+    enough = re.search(r"ram=(\d+) is enough", str(error.value.inner_exception))[1]
+    run, back = compiled(Tower(), enough, kernels="inductor")
+    with torch.no_grad():
+        run(x)
+        gc.collect()
+        assert heap_peak_bytes(lambda: run(x)) <= int(enough)
+
+
+@inductor
+def test_a_partitioner_takes_one_graph_alone():
+    """After a graph break each part would have all of the budget."""
+    torch._dynamo.reset()
+    split = pmt.partitioner("60%", cache=False)
+    run = torch.compile(Tower(), dynamic=False)
+    with (
+        fresh_cache(),
+        inductor_config.patch(custom_partitioner_fn=split),
+        pytest.raises(BackendCompilerFailed, match="pass fullgraph=True"),
+    ):
+        run(batch())
+    assert split.graphs.summary().startswith("nothing ran, because")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 
 from poetmodel.clock import rare_collections
 from poetmodel.device import Device
-from poetmodel.errors import InputError, PoetModelError, shown
+from poetmodel.errors import InputError, shown
 from poetmodel.files import unknown_key
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
@@ -95,11 +95,12 @@ def backend(
     ----------
     ram : str or int
         What the compiled function may allocate at once: activations, gradients that it hands over,
-        results, workspaces. Bytes, ``8GiB``, or a percentage of the peak of the same function with
-        everything kept: that of its first shape, and so many bytes for all that come after; without
-        gradients nothing is kept, and a percentage stands for all of the peak. ``eager``: no more
-        than the model takes by itself, with checkpoints of its own if it has any. Parameters,
-        inputs and the optimizer's state are not part of it.
+        results, workspaces; calls that wait for their backward pass count together. Bytes,
+        ``8GiB``, or a percentage of the peak of the same function with everything kept: that of its
+        first shape, and so many bytes for all that come after; without gradients nothing is kept,
+        and a percentage stands for all of the peak. ``eager``: no more than the model takes by
+        itself, with checkpoints of its own if it has any. Parameters, inputs and the optimizer's
+        state are not part of it.
     kernels : str
         ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
         ``inductor``: the fused ones of ``torch.compile``, with its bits; needs a C++ compiler, does
@@ -273,6 +274,9 @@ def partitioner(
 ) -> Partitioner:
     """Return a partitioner for those who set Inductor up themselves.
 
+    It plans one call: run each backward pass before the next call. A `backend` counts calls that
+    wait together.
+
     Parameters
     ----------
     ram : str or int
@@ -359,29 +363,20 @@ class Backend(GraphPlanner):
         if paging and storage is None:
             raise InputError("paging: give the back end a device that has a storage")
         planner = Backend(replace(wanted, paging=storage if paging else None), is_predicted=True)
-        with explained("plan_for"):
+        with self.noting_refusals(), explained("plan_for"):
             capture(planner, model, inputs)
         self._planned += planner._planned
         return planner.plans
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
-        with self._noting_refusals():
+        with self.noting_refusals():
             require_whole_model()
             known = {"title": self._title(module, inputs), "is_sharded": _is_sharded()}
             with self.first_call(inputs, **known) as call:
                 if not self._wanted.loss_only:
                     return self._called(module, inputs, call, **options)
                 return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
-
-    @contextmanager
-    def _noting_refusals(self) -> Iterator[None]:
-        """Note an error of this package inside as the reason why the back end refused last."""
-        try:
-            yield
-        except PoetModelError as error:
-            self._live.refuse(str(error))
-            raise
 
     def _called(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any

@@ -149,6 +149,15 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph in the order of its plan."""
+        with self.graphs.noting_refusals():
+            return self._split(gm, num_fwd_outputs, static_lifetime_input_indices)
+
+    def _split(
+        self,
+        gm: fx.GraphModule,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         require_whole_model()
         gm.graph.eliminate_dead_code()
         if functorch.cse:

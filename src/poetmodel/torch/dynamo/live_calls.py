@@ -37,6 +37,8 @@ _SHARDED: Final = (
     "compile the module that holds the blocks, then wrap that module alone: "
     "model.compile(...), then fully_shard(model)"
 )
+_NO_TASK: Final = -1
+"""Number of the backward pass of autograd that runs, where none does."""
 _ONCE: Final = "add the losses up and call backward() once, without retain_graph=True"
 _LET_GO: Final = "let results of other calls go before it, and call backward() once for each call"
 
@@ -275,6 +277,10 @@ class LiveCalls:
         self._copied_bytes = 0
         """Copies of such gradients by autograd [B]."""
 
+    def __reduce__(self) -> tuple[type[LiveCalls], tuple[()]]:
+        """Return how a copy is made: without live calls."""
+        return LiveCalls, ()
+
     def refuse(self, text: str) -> str:
         """Note why the back end refused, for its summary, and return it."""
         self.refusal = text
@@ -359,7 +365,9 @@ class LiveCalls:
                 tensor.alive_bytes for key, tensor in self._handed.items() if key not in begun.given
             )
             needed_bytes = held_bytes + begun.peak_bytes
-            if not begun.is_backward and graph.peaks.backward_bytes:
+            # A checkpoint that is computed again lets its results go before the backward pass.
+            is_again = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001 - no other way
+            if graph.peaks.backward_bytes and not (begun.is_backward or is_again):
                 needed_bytes = max(needed_bytes, self._next_backward_bytes(graph, held_bytes))
             if needed_bytes <= budget_bytes:
                 if len(graphs) > 1:

@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import config
 from torch._guards import CompileContext
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
 from poetmodel.torch.compiled import stages_shown
@@ -165,6 +165,15 @@ class GraphPlanner:
     def plans(self) -> list[PlanRecord]:
         """One record for each graph, in the order of capture."""
         return [planned.record for planned in self._planned]
+
+    @contextmanager
+    def noting_refusals(self) -> Iterator[None]:
+        """Note an error of this package inside as the reason why the back end refused last."""
+        try:
+            yield
+        except PoetModelError as error:
+            self._live.refuse(str(error))
+            raise
 
     @property
     def was_called(self) -> bool:
