@@ -24,6 +24,7 @@ from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
+from poetmodel.torch.dynamo.live_calls import CountedGraph
 from poetmodel.torch.dynamo.outside import LossOnly, Remeasured
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
@@ -34,6 +35,12 @@ from poetmodel.torch.dynamo.planning import (
 )
 from poetmodel.torch.dynamo.regions import region_faults
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH, GraphPlanner
+from poetmodel.torch.dynamo.wrappers import (
+    add_wrapper_advice,
+    has_ddp_buckets,
+    is_sharded,
+    wrapper_advice,
+)
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
 from poetmodel.torch.graph.python import boxed
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.dynamo.inductor import Partitioner
+    from poetmodel.torch.dynamo.live_calls import Run
     from poetmodel.torch.dynamo.planning import FirstCall
 
 EAGER, INDUCTOR = "eager", "inductor"
@@ -87,11 +95,12 @@ def backend(
     ----------
     ram : str or int
         What the compiled function may allocate at once: activations, gradients that it hands over,
-        results, workspaces. Bytes, ``8GiB``, or a percentage of the peak of the same function with
-        everything kept: that of its first shape, and so many bytes for all that come after; without
-        gradients nothing is kept, and a percentage stands for all of the peak. ``eager``: no more
-        than the model takes by itself, with checkpoints of its own if it has any. Parameters,
-        inputs and the optimizer's state are not part of it.
+        results, workspaces; calls that wait for their backward pass count together. Bytes,
+        ``8GiB``, or a percentage of the peak of the same function with everything kept: that of its
+        first shape, and so many bytes for all that come after; without gradients nothing is kept,
+        and a percentage stands for all of the peak. ``eager``: no more than the model takes by
+        itself, with checkpoints of its own if it has any. Parameters, inputs and the optimizer's
+        state are not part of it.
     kernels : str
         ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
         ``inductor``: the fused ones of ``torch.compile``, with its bits; needs a C++ compiler, does
@@ -232,6 +241,13 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
     return back(module, inputs)
 
 
+def _refuser(back: object) -> Callable[[str], object] | None:
+    """Return what notes a refusal of a back end; None if it is none of this package."""
+    if isinstance(back, Backend):
+        return back._live.refuse  # noqa: SLF001 - of this module
+    return str if back is named else None
+
+
 def plans() -> list[PlanRecord]:
     """Return one record for each graph of back ends that were asked for by name.
 
@@ -245,7 +261,7 @@ def plans() -> list[PlanRecord]:
 
 def summary() -> str:
     """Return a line about each graph of back ends that were asked for by name."""
-    return "\n".join(back.summary() for _, back in _NAMED if back.plans) or NO_GRAPH
+    return "\n".join(back.summary() for _, back in _NAMED if back.was_called) or NO_GRAPH
 
 
 def partitioner(
@@ -257,6 +273,9 @@ def partitioner(
     cache: str | Path | bool = True,
 ) -> Partitioner:
     """Return a partitioner for those who set Inductor up themselves.
+
+    It plans one call: run each backward pass before the next call. A `backend` counts calls that
+    wait together.
 
     Parameters
     ----------
@@ -297,6 +316,7 @@ class Backend(GraphPlanner):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
+        add_wrapper_advice(_refuser)
         self._names: dict[int, str] = {}
         """What the function that is compiled calls its arguments, by number."""
 
@@ -343,18 +363,20 @@ class Backend(GraphPlanner):
         if paging and storage is None:
             raise InputError("paging: give the back end a device that has a storage")
         planner = Backend(replace(wanted, paging=storage if paging else None), is_predicted=True)
-        with explained("plan_for"):
+        with self.noting_refusals(), explained("plan_for"):
             capture(planner, model, inputs)
         self._planned += planner._planned
         return planner.plans
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
-        require_one_graph()
-        with self.first_call(inputs, title=self._title(module, inputs)) as call:
-            if not self._wanted.loss_only:
-                return self._called(module, inputs, call, **options)
-            return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
+        with self.noting_refusals():
+            require_whole_model()
+            known = {"title": self._title(module, inputs), "is_sharded": _is_sharded()}
+            with self.first_call(inputs, **known) as call:
+                if not self._wanted.loss_only:
+                    return self._called(module, inputs, call, **options)
+                return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
 
     def _called(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
@@ -382,16 +404,22 @@ class Backend(GraphPlanner):
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> Callable[..., Any]:
         """Compile a graph, its backward pass with a compiler of its own."""
+        is_fsdp = self._call is not None and self._call.is_sharded
+        counted = None if self._is_predicted else CountedGraph(self._live, is_sharded=is_fsdp)
         compile_ = aot_autograd(
-            fw_compiler=self._compiler,
-            bw_compiler=backward,
-            inference_compiler=self._inference,
+            fw_compiler=_followed(self._compiler, counted and counted.count_forward),
+            bw_compiler=_followed(backward, counted and counted.count_backward),
+            inference_compiler=_followed(self._inference, counted and counted.count_inference),
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
-            return cast("Callable[..., Any]", compile_(module, inputs, **options))
+            compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
+        if counted is None:
+            return compiled
+        counted.set_plan(self._planned[-1])
+        return counted.note_nodes(compiled)
 
     def _title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return which function a graph is of, and the shapes of its first inputs."""
@@ -447,6 +475,12 @@ def _translator() -> Any:
     return getattr(InstructionTranslator, "current_tx", lambda: None)()
 
 
+def _is_sharded() -> bool:
+    """Return whether FSDP2 shards a module that the captured function has as a local variable."""
+    translator = _translator()
+    return translator is not None and any(map(is_sharded, translator.f_locals.values()))
+
+
 def _function() -> str:
     """Return the name of the function that is captured, or of the module that it calls."""
     translator = _translator()
@@ -460,10 +494,31 @@ def _function() -> str:
     return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def require_one_graph() -> None:
-    """Raise unless ``torch.compile`` refuses graph breaks."""
+def _followed(
+    compiler: Callable[..., Run], count: Callable[[Run], Run] | None
+) -> Callable[..., Run]:
+    """Return a compiler whose compiled passes are counted, if they are."""
+    if count is None:
+        return compiler
+    return lambda module, inputs: count(compiler(module, inputs))
+
+
+def require_whole_model() -> None:
+    """Raise unless Dynamo captures the function as one graph.
+
+    Graph breaks and the buckets of DDP make several graphs, each of which would have all of the
+    budget.
+    """
     translator = _translator()
+    if has_ddp_buckets():
+        raise CaptureError(
+            "DistributedDataParallel makes a graph for each of its buckets, and each would have "
+            "all of the budget: set torch._dynamo.config.optimize_ddp = False, compile the module "
+            "inside, then wrap it"
+        )
     if translator is not None and not translator.one_graph:
+        if advice := wrapper_advice(is_sharded=_is_sharded()):
+            raise CaptureError(advice)
         raise CaptureError(
             "the saved tensors of several graphs add up, and what is between graphs has no budget: "
             "pass fullgraph=True to torch.compile, which names the line that breaks the graph, and "

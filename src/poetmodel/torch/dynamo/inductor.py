@@ -23,18 +23,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, tensor_form
-from poetmodel.torch.dynamo.backend import Backend
+from poetmodel.torch.dynamo.backend import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
+from poetmodel.torch.dynamo.live_calls import CountedGraph
+from poetmodel.torch.dynamo.planning import EAGER_PEAK, PassPeaks
 from poetmodel.torch.graph.operators import operator_name
 from poetmodel.torch.graph.profiles import on_made_up
 from poetmodel.torch.graph.tensors import fake, heap_peak_bytes, storage_of, tensors_in
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
 
-    from poetmodel.torch.dynamo.planning import BackendOptions, PlanRecord
+    from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, PlanRecord
     from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
 MOST_READS: Final = 4
@@ -146,6 +149,16 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph in the order of its plan."""
+        with self.graphs.noting_refusals():
+            return self._split(gm, num_fwd_outputs, static_lifetime_input_indices)
+
+    def _split(
+        self,
+        gm: fx.GraphModule,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        require_whole_model()
         gm.graph.eliminate_dead_code()
         if functorch.cse:
             gm.graph = partitioners.fx_graph_cse(gm.graph)
@@ -191,9 +204,16 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
 
 
 class MeasuringCompiler:
-    """Compiles graphs for Inductor, and runs each once on made-up tensors to see what it takes."""
+    """Compiles graphs for Inductor, and runs each once on made-up tensors to see what it takes.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    counted : CountedGraph
+        Counts the passes that were compiled.
+    """
+
+    def __init__(self, counted: CountedGraph) -> None:
+        self._counted = counted
         self.forward_bytes = self.backward_bytes = 0
         """The peaks of both passes [B]."""
         self._given: dict[str, tuple[int, ...]] = {}
@@ -229,7 +249,11 @@ class MeasuringCompiler:
             self.backward_bytes = peak_bytes
         else:
             self.forward_bytes = peak_bytes
-        return compiled
+        if options.get("is_inference", False):
+            return self._counted.count_inference(compiled)
+        if is_backward:
+            return self._counted.count_backward(compiled)
+        return self._counted.count_forward(compiled)
 
 
 def _source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
@@ -263,7 +287,9 @@ class InductorBackend(Backend):
         """Refuse: what kernels take that Inductor writes is known once they were run."""
         raise InputError("kernels: nothing can be planned for Inductor's without running them")
 
-    def _called(self, module: fx.GraphModule, inputs: Sequence[Any], *_: Any, **_o: Any) -> Any:
+    def _called(
+        self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **_: Any
+    ) -> Any:
         """Compile a graph with what the plan leaves to Inductor."""
         forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._wanted.cache, digest(self.key, module.code, forms)
@@ -271,7 +297,8 @@ class InductorBackend(Backend):
         count, peaks = len(self._planned), list[int]()
         for attempt in range(ATTEMPTS):
             del self._planned[count:]
-            own, measured = copy.deepcopy(module), MeasuringCompiler()
+            counted = CountedGraph(self._live, is_sharded=call.is_sharded)
+            own, measured = copy.deepcopy(module), MeasuringCompiler(counted)
             split = Partitioner(self, reserved_bytes=reserved_bytes)
             # No graphs that were split before, and the backward pass now, so that it is measured.
             with functorch.patch(
@@ -285,8 +312,11 @@ class InductorBackend(Backend):
                     if not peaks:
                         raise
                     break
-            if len(self._planned) == count:
-                return compiled  # without gradients there is nothing to plan
+            if len(self._planned) == count:  # without gradients there is nothing to plan
+                counted.name = f"a call without gradients{call.title}"
+                counted.peaks = PassPeaks(measured.forward_bytes)
+                counted.budget_bytes = self._inference_budget_bytes(counted)
+                return compiled
             record = self._planned[count].record
             # Results stay, and autograd has their gradients, while the backward pass runs.
             peak_bytes = max(
@@ -297,10 +327,24 @@ class InductorBackend(Backend):
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
-                self._planned[count] = replace(self._planned[count], record=record)
+                backward_bytes = max(
+                    measured.backward_bytes + 2 * split.results_bytes,
+                    split.handed_bytes + split.results_bytes,
+                )
+                self._planned[count] = planned = replace(
+                    self._planned[count],
+                    record=record,
+                    peaks=PassPeaks(
+                        forward_bytes=measured.forward_bytes,
+                        held_bytes=min(measured.forward_bytes, backward_bytes),
+                        backward_bytes=backward_bytes,
+                        copied_bytes=self._planned[count].peaks.copied_bytes,
+                    ),
+                )
+                counted.set_plan(planned)
                 if peaks:
                     cache.write("reserve", key, reserved_bytes)
-                return compiled
+                return counted.note_nodes(compiled)
             # What kernels take beside a plan may grow as the plan gets less: ask for more each time
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
@@ -309,3 +353,22 @@ class InductorBackend(Backend):
             f"ram: kernels of Inductor took {min(peaks):,} B at the least of what was tried for "
             f"graph {count}: ram={min(peaks)} is enough"
         )
+
+    def _inference_budget_bytes(self, counted: CountedGraph) -> int:
+        """Return the budget of a call without gradients [B]: its peak, if `ram` is relative.
+
+        Raises
+        ------
+        BudgetError
+            If its kernels take more than the budget.
+        """
+        ram, peak_bytes = self._wanted.ram, counted.peaks.forward_bytes
+        if ram == EAGER_PEAK or str(ram).strip().endswith("%"):
+            return peak_bytes
+        budget_bytes = parse_size(ram, field="ram")
+        if peak_bytes > budget_bytes:
+            raise BudgetError(
+                f"ram: kernels of Inductor take {peak_bytes:,} B for {counted.name}, and cannot be "
+                f"planned without gradients: ram={peak_bytes} is enough, or use kernels='eager'"
+            )
+        return budget_bytes

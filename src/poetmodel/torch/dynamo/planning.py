@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
@@ -118,6 +118,21 @@ class PlanRecord:
         )
 
 
+class PassPeaks(NamedTuple):
+    """Peak RAM of the passes of one compiled graph, without its inputs and parameters [B]."""
+
+    forward_bytes: int
+    held_bytes: int = 0
+    """Saved tensors and results between both passes."""
+    backward_bytes: int = 0
+    """With results and gradients; 0 without a backward pass."""
+    retained_bytes: int | None = None
+    """Of a backward pass with ``retain_graph=True``, where saved tensors stay; None if only the
+    upper bound is known: `backward_bytes` and all saved tensors."""
+    copied_bytes: int = 0
+    """Gradients that autograd copies after the backward pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
     """A plan of a captured graph."""
@@ -126,6 +141,9 @@ class GraphPlan:
     result: SolveResult
     plan: Plan
     check: PlanCheck
+    peaks: PassPeaks
+    forward_outputs: int
+    """Outputs of the forward pass that are results; the others are saved tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +204,8 @@ class FirstCall:
     """When the time for all graphs of the call is over, on the monotonic clock [s]."""
     outside: Outside
     """What lives beside the function."""
+    is_sharded: bool = False
+    """Whether FSDP2 shards the parameters of its module."""
     tell: Callable[[str], None] = lambda _: None
     """Takes the stage that begins."""
 
@@ -290,11 +310,54 @@ def plan(
         regions=tuple(part.check(graph, result.schedule) for part in regions),
         is_loss_missing=joint.has_loss_outside and not any(call.outside),
     )
+    results_bytes = beside["results"] + beside["copies of what is overwritten"]
+    forward_beside_bytes = results_bytes + beside["tokens of pages"] + reserved_bytes
+    peaks = _pass_peaks(joint, graph, plan, check, (forward_beside_bytes, beside_bytes))
     return GraphPlan(
         record=record,
         result=result,
         plan=plan,
         check=check,
+        peaks=peaks,
+        forward_outputs=joint.forward_outputs,
+    )
+
+
+def _pass_peaks(
+    joint: JointGraph, graph: Graph, plan: Plan, check: PlanCheck, beside_bytes: tuple[int, int]
+) -> PassPeaks:
+    """Return the peaks of both passes of a plan; `beside_bytes` are beside it in each [B]."""
+    forward_beside_bytes, backward_beside_bytes = beside_bytes
+    high = [moment.high_bytes for moment in check.moments]
+    count = sum(operation.phase is Phase.FORWARD for operation in joint.operations)
+    begin = next(
+        (k for k, (op, index) in enumerate(plan.program) if op == Op.COMPUTE and index >= count),
+        len(high),
+    )
+    forward_bytes = max(high[:begin], default=0) + forward_beside_bytes
+    if joint.is_inference:
+        return PassPeaks(max(high, default=0) + backward_beside_bytes)
+    held_bytes = check.moments[begin - 1].ram_bytes if begin else 0
+    saved, freed_bytes, retained_bytes = set[int](), 0, 0
+    for k, (op, index) in enumerate(plan.program):
+        if k < begin:
+            if op == Op.COMPUTE:
+                saved.update(graph.outputs_of[index])
+            elif op == Op.PAGE_IN:
+                saved.add(index)
+            elif op == Op.FREE:
+                saved.discard(index)
+            continue
+        retained_bytes = max(retained_bytes, high[k] + freed_bytes)
+        if op == Op.FREE and index in saved:  # autograd keeps this copy
+            saved.remove(index)
+            freed_bytes += graph.tensor_bytes[index]
+    return PassPeaks(
+        forward_bytes=forward_bytes,
+        held_bytes=held_bytes + forward_beside_bytes,
+        backward_bytes=max(high[begin:], default=0) + backward_beside_bytes,
+        retained_bytes=retained_bytes + backward_beside_bytes,
+        copied_bytes=joint.copied_bytes,
     )
 
 

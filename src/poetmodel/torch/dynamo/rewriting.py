@@ -14,12 +14,13 @@ import torch
 from torch._dynamo import config
 from torch._guards import CompileContext
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
 from poetmodel.torch.compiled import stages_shown
 from poetmodel.torch.dynamo.costs import Profiles
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
+from poetmodel.torch.dynamo.live_calls import LiveCalls
 from poetmodel.torch.dynamo.outside import abandon
 from poetmodel.torch.dynamo.pages import SlotFile
 from poetmodel.torch.dynamo.planning import (
@@ -63,6 +64,12 @@ NO_GRAPH: Final = (
     "no graph was compiled, and what ran had no budget: pass fullgraph=True to torch.compile"
 )
 """What a summary says where PyTorch never called the back end."""
+NOTHING_RAN: Final = "nothing ran, because the step was refused: "
+"""What a summary says after a refusal in place of plans that were not carried out."""
+TOGETHER: Final = "calls that waited for their backward pass together: at most "
+"""What a summary adds where several calls were live at once."""
+REFUSED: Final = "a later call was refused, and its step was not completed: "
+"""What a summary adds where steps were completed before a refusal."""
 _FIRST_STEP: Final = "the first step, which may go over the budget, measures it"
 _MANY: Final = (
     "a function was compiled for %d shapes, or other values, and PyTorch refuses further ones: pad "
@@ -104,6 +111,7 @@ class GraphPlanner:
         self._first_bytes: dict[Hashable, int] = {}
         self._call: FirstCall | None = None
         self._has_told = False
+        self._live = LiveCalls()
 
     @contextmanager
     def first_call(
@@ -158,9 +166,31 @@ class GraphPlanner:
         """One record for each graph, in the order of capture."""
         return [planned.record for planned in self._planned]
 
+    @contextmanager
+    def noting_refusals(self) -> Iterator[None]:
+        """Note an error of this package inside as the reason why the back end refused last."""
+        try:
+            yield
+        except PoetModelError as error:
+            self._live.refuse(str(error))
+            raise
+
+    @property
+    def was_called(self) -> bool:
+        """Whether a graph was planned, or a call refused."""
+        return bool(self._planned) or self._live.refusal is not None
+
     def summary(self) -> str:
-        """Return a line about each graph: peak, budget, what is recomputed and paged, overhead."""
-        return "\n".join(map(str, self.plans)) or NO_GRAPH
+        """Return a line about each graph: peak, budget, what is recomputed and paged, overhead.
+
+        After a refusal its reason is the last line, or the only one if no step was ever completed.
+        """
+        refusal, lines = self._live.refusal, [*map(str, self.plans)]
+        if self._live.together_bytes:
+            lines.append(TOGETHER + format_bytes(self._live.together_bytes))
+        if refusal is not None:
+            lines = [*lines, REFUSED + refusal] if self._live.has_run else [NOTHING_RAN + refusal]
+        return "\n".join(lines) or NO_GRAPH
 
     def report(self, path: str | Path) -> None:
         """Write what is known of the graphs.

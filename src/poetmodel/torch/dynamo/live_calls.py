@@ -1,0 +1,443 @@
+"""Count the bytes that all live calls of a back end hold, before each pass that adds to them.
+
+A call is live from its forward pass until its backward pass has run, or until nothing can go back
+through it. Until then it holds the tensors that autograd saved, and its results.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass, field
+from threading import Lock, local
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from poetmodel.errors import BudgetError
+from poetmodel.torch.dynamo.planning import PassPeaks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from poetmodel.torch.dynamo.planning import GraphPlan
+
+    Run = Callable[[list[Any]], Any]
+
+_COMPILED_NODE: Final = "CompiledFunctionBackward"
+"""Name of the autograd node of a call of a compiled graph."""
+_VIEWS: Final = 3
+"""Views between a result and the call that made it: their nodes are searched for its node."""
+_WHOLE: Final = (
+    "compile the module that holds the blocks, or the function that makes all of these calls; else "
+    "run each backward pass before the next call, and calls without one under torch.no_grad()"
+)
+_SHARDED: Final = (
+    "compile the module that holds the blocks, then wrap that module alone: "
+    "model.compile(...), then fully_shard(model)"
+)
+_NO_TASK: Final = -1
+"""Number of the backward pass of autograd that runs, where none does."""
+_ONCE: Final = "add the losses up and call backward() once, without retain_graph=True"
+_LET_GO: Final = "let results of other calls go before it, and call backward() once for each call"
+
+
+class _Tensor(NamedTuple):
+    """The storage of a tensor that a graph handed over."""
+
+    storage: StorageWeakRef
+    bytes: int
+
+    @property
+    def alive_bytes(self) -> int:
+        return 0 if self.storage.expired() else self.bytes
+
+
+class _Layout(NamedTuple):
+    """Outputs of a forward pass with storages of their own, by position. Sizes are static."""
+
+    results: tuple[tuple[int, int], ...]
+    """Position and size [B]."""
+    saved: int | None
+    """Position of the largest saved tensor, which stands for all; None if none is made."""
+    saved_bytes: int
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call whose backward pass may still run."""
+
+    graph: CountedGraph
+    saved: _Tensor | None
+    """The storage of one saved tensor, with the size of all: autograd frees all together."""
+    results: tuple[_Tensor, ...]
+    node: weakref.ref[Any] | None = None
+    """The autograd node; None until the forward pass returned."""
+    is_returned: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of saved tensors and of results that are alive [B]."""
+        held_bytes = 0 if self.saved is None else self.saved.alive_bytes
+        if self._has_node:
+            held_bytes += sum(result.alive_bytes for result in self.results)
+        return held_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its backward pass cannot run, or would free nothing."""
+        return not self.held_bytes and (self.saved is not None or not self._has_node)
+
+    @property
+    def _has_node(self) -> bool:
+        """Whether autograd still has the node, so that the call can have a backward pass."""
+        if self.node is None:
+            return not self.is_returned
+        return self.node() is not None
+
+
+class CountedGraph:
+    """A compiled graph whose passes are counted among the live calls of a back end.
+
+    Parameters
+    ----------
+    calls : LiveCalls
+        Counts them.
+    is_sharded : bool
+        Whether FSDP2 shards the parameters of its module.
+    """
+
+    def __init__(self, calls: LiveCalls, *, is_sharded: bool = False) -> None:
+        self.is_sharded = is_sharded
+        self.name = ""
+        """Its name in the summary; `set_plan` sets it and the next three."""
+        self.budget_bytes = 0
+        self.peaks = PassPeaks(0)
+        self.results_count = 0
+        """Outputs of the forward pass that are results; the others are saved tensors."""
+        self._calls = calls
+        self._layout: _Layout | None = None
+        self._begun = local()
+        """The call whose forward pass has run and not returned, in each thread."""
+
+    def set_plan(self, planned: GraphPlan) -> None:
+        """Set name, budget and peaks to those of a plan."""
+        self.name = planned.record.name
+        self.budget_bytes = planned.record.ram_budget_bytes
+        self.peaks = planned.peaks
+        self.results_count = planned.forward_outputs
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of saved tensors and results of a call [B]; predicted before the first call."""
+        if self._layout is None:
+            return self.peaks.held_bytes
+        return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
+
+    def count_forward(self, run: Run) -> Run:
+        """Return the compiled forward pass, which raises `BudgetError` before it would exceed."""
+
+        def forward(arguments: list[Any]) -> Any:
+            given = _storages(arguments) if self._layout is None else {}
+            begun = self._calls.begin(_Pass(self, self.peaks.forward_bytes))
+            try:
+                outputs = run(arguments)
+                if self._layout is None:
+                    self._layout = self._layout_of(outputs, given)
+                begun.call = self._begun.call = self._call_of(self._layout, outputs)
+            finally:
+                self._calls.end(begun)
+            return outputs
+
+        return _boxed(forward, run)
+
+    def count_backward(self, run: Run) -> Run:
+        """Return the compiled backward pass, which raises `BudgetError` before it would exceed."""
+
+        def backward(arguments: list[Any]) -> Any:
+            begun = self._calls.begin(self._backward_pass(arguments))
+            try:
+                gradients = run(arguments)
+                begun.handed = self._calls.handed_by(begun, gradients)
+                begun.is_done = True
+            finally:
+                self._calls.end(begun)
+            return gradients
+
+        return _boxed(backward, run)
+
+    def count_inference(self, run: Run) -> Run:
+        """Return a compiled graph without a backward pass, counted likewise."""
+
+        def inference(arguments: list[Any]) -> Any:
+            begun = _Pass(self, self.peaks.forward_bytes, given=self._calls.given(arguments))
+            self._calls.begin(begun)
+            try:
+                results = run(arguments)
+                begun.handed = self._calls.handed_by(begun, results)
+                begun.is_done = True
+            finally:
+                self._calls.end(begun)
+            return results
+
+        return _boxed(inference, run)
+
+    def note_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the compiled function, which notes the autograd node of each call."""
+
+        def run(*arguments: Any) -> Any:
+            self._begun.call = None
+            results = compiled(*arguments)
+            call: _Call | None = self._begun.call
+            if call is not None:
+                self._begun.call = None
+                call.node = _node_of(results)
+                call.is_returned = True
+            return results
+
+        return run
+
+    def _layout_of(self, outputs: Sequence[Any], given: dict[int, StorageWeakRef]) -> _Layout:
+        """Return which outputs of the first forward pass have storages of their own.
+
+        A storage counts once, as a result if it is one.
+        """
+        seen = set(given)
+        own: list[tuple[int, int]] = []
+        for position, value in enumerate(outputs):
+            for storage in _storages_of(value):
+                if storage._cdata not in seen and storage.nbytes():  # noqa: SLF001 - its identity
+                    seen.add(storage._cdata)  # noqa: SLF001 - its identity
+                    own.append((position, storage.nbytes()))
+        results = tuple(part for part in own if part[0] < self.results_count)
+        saved = [part for part in own if part[0] >= self.results_count]
+        largest = max(saved, key=lambda part: part[1], default=(None, 0))[0]
+        return _Layout(results, largest, sum(size for _, size in saved))
+
+    def _call_of(self, layout: _Layout, outputs: Sequence[Any]) -> _Call:
+        def tensor(position: int, size: int) -> _Tensor:
+            (storage,) = _storages_of(outputs[position])
+            return _Tensor(StorageWeakRef(storage), size)
+
+        saved = None if layout.saved is None else tensor(layout.saved, layout.saved_bytes)
+        return _Call(self, saved, tuple(tensor(*part) for part in layout.results))
+
+    def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
+        """Return the backward pass of the call whose saved tensors are among some arguments."""
+        own = self._calls.find(self, arguments)
+        keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
+        peak_bytes = self.peaks.backward_bytes
+        if keeps:
+            saved_bytes = 0 if own is None or own.saved is None else own.saved.bytes
+            retained_bytes = self.peaks.retained_bytes
+            peak_bytes = peak_bytes + saved_bytes if retained_bytes is None else retained_bytes
+        if own is not None:  # the peak has all results
+            peak_bytes -= sum(result.bytes - result.alive_bytes for result in own.results)
+        given = self._calls.given(arguments, own, keeps=keeps)
+        return _Pass(self, peak_bytes, is_backward=True, own=own, keeps=keeps, given=given)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """A pass that runs."""
+
+    graph: CountedGraph
+    peak_bytes: int
+    is_backward: bool = False
+    own: _Call | None = None
+    """The call of a backward pass."""
+    keeps: bool = False
+    """Whether that call stays live, as with ``retain_graph=True``."""
+    given: dict[int, StorageWeakRef] = field(default_factory=dict)
+    """Storages of its arguments, if any other call is live."""
+    call: _Call | None = None
+    """The call that a forward pass began."""
+    handed: dict[int, _Tensor] = field(default_factory=dict)
+    """Gradients, or results without a backward pass, if any other call is live."""
+    is_done: bool = False
+    """Whether a backward pass, or a call without one, returned."""
+
+
+class LiveCalls:
+    """Live calls and running passes of all graphs of one back end. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None
+        """Why the back end refused last; None after a step that was completed since."""
+        self.has_run = False
+        """Whether a step, or a call without gradients, was ever completed."""
+        self.together_bytes = 0
+        """Highest total of several calls that were live at once [B]; 0 if none were."""
+        self._lock = Lock()
+        self._calls: list[_Call] = []
+        self._passes: list[_Pass] = []
+        self._handed: dict[int, _Tensor] = {}
+        """What passes handed over since the first live call, by the identity of the storage."""
+        self._copied_bytes = 0
+        """Copies of such gradients by autograd [B]."""
+
+    def __reduce__(self) -> tuple[type[LiveCalls], tuple[()]]:
+        """Return how a copy is made: without live calls."""
+        return LiveCalls, ()
+
+    def refuse(self, text: str) -> str:
+        """Note why the back end refused, for its summary, and return it."""
+        self.refusal = text
+        return text
+
+    def find(self, graph: CountedGraph, arguments: Sequence[Any]) -> _Call | None:
+        """Return the call whose saved tensors are arguments of a backward pass.
+
+        Calls of a graph that saves no tensor of its own hold the same bytes: the last one is taken.
+        """
+        with self._lock:
+            calls = [call for call in self._calls if call.graph is graph]
+        if len(calls) > 1 and any(call.saved is not None for call in calls):
+            given = _storages(arguments)
+            calls = [c for c in calls if c.saved is not None and c.saved.storage.cdata in given]
+        return calls[-1] if calls else None
+
+    def given(
+        self, arguments: Sequence[Any], own: _Call | None = None, *, keeps: bool = False
+    ) -> dict[int, StorageWeakRef]:
+        """Return the storages of arguments by identity; nothing where no other call is live."""
+        is_alone = all(call is own for call in self._calls) and not (self._passes or self._handed)
+        return {} if is_alone and not keeps else _storages(arguments)
+
+    def handed_by(self, begun: _Pass, values: Any) -> dict[int, _Tensor]:
+        """Return the new tensors that a pass hands over; nothing where no other call is live."""
+        with self._lock:
+            others = any(call is not begun.own or begun.keeps for call in self._calls)
+            if not others and len(self._passes) == 1:
+                return {}
+        return {
+            storage._cdata: _Tensor(StorageWeakRef(storage), storage.nbytes())  # noqa: SLF001
+            for value in values
+            for storage in _storages_of(value)
+            if storage._cdata not in begun.given  # noqa: SLF001 - its identity
+        }
+
+    def begin(self, begun: _Pass) -> _Pass:
+        """Reserve the peak of a pass until its end.
+
+        Raises
+        ------
+        BudgetError
+            If that could exceed the budget beside live calls, or if no backward pass could run
+            after this forward pass.
+        """
+        text = self._reserve(begun)
+        if text is not None:
+            gc.collect()  # live calls in reference cycles that nothing reaches
+            text = self._reserve(begun)
+        if text is not None:
+            raise BudgetError(self.refuse(text))
+        return begun
+
+    def end(self, begun: _Pass) -> None:
+        """End a pass. The call of a forward pass is live then, that of a backward pass is not."""
+        with self._lock:
+            self._passes.remove(begun)
+            if begun.call is not None:
+                self._calls.append(begun.call)
+            if begun.is_done and begun.own in self._calls and not begun.keeps:
+                self._calls.remove(begun.own)
+            self._handed |= begun.handed
+            if begun.handed and begun.is_backward:
+                self._copied_bytes += begun.graph.peaks.copied_bytes
+            self._forget_dead()
+            if begun.is_done and not self._calls and not self._passes:
+                self.has_run, self.refusal = True, None
+
+    def _reserve(self, begun: _Pass) -> str | None:
+        """Reserve the peak of a pass, or return why that would exceed the budget."""
+        graph = begun.graph
+        with self._lock:
+            self._forget_dead()
+            others = [call for call in self._calls if call is not begun.own]
+            graphs = [graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
+            budget_bytes = max(graph.budget_bytes for graph in graphs)
+            held_bytes = self._copied_bytes
+            held_bytes += sum(call.held_bytes for call in others)
+            held_bytes += sum(running.peak_bytes for running in self._passes)
+            held_bytes += sum(
+                tensor.alive_bytes for key, tensor in self._handed.items() if key not in begun.given
+            )
+            needed_bytes = held_bytes + begun.peak_bytes
+            # A checkpoint that is computed again lets its results go before the backward pass.
+            is_again = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001 - no other way
+            if graph.peaks.backward_bytes and not (begun.is_backward or is_again):
+                needed_bytes = max(needed_bytes, self._next_backward_bytes(graph, held_bytes))
+            if needed_bytes <= budget_bytes:
+                if len(graphs) > 1:
+                    self.together_bytes = max(self.together_bytes, needed_bytes)
+                self._passes.append(begun)
+                return None
+        if len(graphs) == 1:
+            keeping = " with retain_graph=True" if begun.keeps else ""
+            return (
+                f"ram: the backward pass of {graph.name}{keeping} takes {needed_bytes:,} B beside "
+                "results and gradients handed over since its forward pass, and ram is "
+                f"{budget_bytes:,} B: {_ONCE if begun.keeps else _LET_GO}"
+            )
+        beside = sorted({other.name for other in graphs[1:]})
+        count = len(graphs) - 1
+        calls = "a call" if count == 1 else f"{count} calls"
+        advice = _SHARDED if any(other.is_sharded for other in graphs) else _WHOLE
+        return (
+            f"ram: {graph.name} runs beside {calls} of {'; '.join(beside)} whose backward pass is "
+            f"still to come; together they may take {needed_bytes:,} B, and ram is "
+            f"{budget_bytes:,} B: {advice}"
+        )
+
+    def _next_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
+        """Return the least peak of a backward pass after a forward pass of a graph [B].
+
+        `held_bytes` are held beside that forward pass.
+        """
+        peaks = [held_bytes + graph.peaks.backward_bytes]
+        for call in self._calls:
+            others_bytes = held_bytes - call.held_bytes + graph.held_bytes
+            peaks.append(others_bytes + call.graph.peaks.backward_bytes)
+        return min(peaks)
+
+    def _forget_dead(self) -> None:
+        """Remove calls that are over; without a live call also what was handed over."""
+        self._calls = [call for call in self._calls if not call.is_over]
+        if not self._calls and not self._passes:
+            self._handed.clear()
+            self._copied_bytes = 0
+
+
+def _storages_of(value: Any) -> tuple[Any, ...]:
+    """Return the storage of a tensor; nothing of other values."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return ()
+    return (value.untyped_storage(),)
+
+
+def _storages(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
+    """Return the storages of tensors by their identity, which no other has meanwhile."""
+    references = (StorageWeakRef(s) for value in values for s in _storages_of(value))
+    return {reference.cdata: reference for reference in references}
+
+
+def _node_of(results: Any) -> weakref.ref[Any] | None:
+    """Return the autograd node of the call that made some results; None if none leads back."""
+    nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
+    for _ in range(_VIEWS):
+        nodes = [node for node in nodes if node is not None]
+        for node in nodes:
+            if type(node).__name__ == _COMPILED_NODE:
+                return weakref.ref(node)
+        nodes = [before for node in nodes for before, _ in node.next_functions]
+    return None
+
+
+def _boxed(function: Run, run: Run) -> Run:
+    """Return a function that takes its arguments out of a list, as the compiled one does."""
+    if not getattr(run, "_boxed_call", False):
+        raise AssertionError("a compiled pass takes its arguments as a list")
+    function._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch asks for it
+    return function

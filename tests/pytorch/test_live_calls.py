@@ -1,0 +1,463 @@
+"""The budget of a back end over all of its calls that wait for their backward pass."""
+
+import gc
+import random
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
+from torch.utils.checkpoint import checkpoint
+
+import poetmodel.torch as pmt
+from kit.rotation import quick, rotating
+from poetmodel.errors import BudgetError
+from poetmodel.torch.graph.tensors import heap_peak_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
+ROWS, WIDTH = 256, 64
+ADVICE = "compile the module that holds the blocks"
+
+
+class Block(nn.Module):
+    """Layers with a residual connection."""
+
+    def __init__(self, depth=2):
+        super().__init__()
+        layers = (part for _ in range(depth) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU()))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        """Return the next activations."""
+        return x + self.layers(x)
+
+
+class Projection(nn.Module):
+    """A layer that saves its input alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x):
+        """Return a product."""
+        return x @ self.weight
+
+
+class Tower(nn.Module):
+    """Equal blocks and a loss."""
+
+    def __init__(self, count=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+
+    def forward(self, x):
+        """Return a loss."""
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def batch(rows=ROWS):
+    """Return activations."""
+    return torch.randn(rows, WIDTH)
+
+
+def compiled(function, ram, **options):
+    """Return a compiled function and its back end."""
+    torch._dynamo.reset()
+    back = pmt.backend(ram, cache=False, gap=0.5, **options)
+    return torch.compile(function, backend=back, fullgraph=True, dynamic=False), back
+
+
+def by_block(ram, **options):
+    """Return a tower whose blocks were compiled one by one, and the back end."""
+    torch._dynamo.reset()
+    tower, back = Tower(), pmt.backend(ram, cache=False, gap=0.5, **options)
+    for block in tower.blocks:
+        block.compile(backend=back, fullgraph=True, dynamic=False)
+    return tower, back
+
+
+def gradients(model):
+    """Return copies of the gradients of a model."""
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def same(a, b):
+    """Return whether all tensors have the same bits."""
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def peak_and_gradients(model, run):
+    """Return the heap's peak of a step, the gradients from none before, and compile first."""
+    run().backward()
+    model.zero_grad()
+    gc.collect()
+    peak = heap_peak_bytes(lambda: run().backward())
+    return peak, gradients(model)
+
+
+@pytest.mark.parametrize("ram", quick(["90%", "100%", "1MiB"], ["90%"]))
+def test_blocks_compiled_one_by_one_are_refused_with_advice_that_works(ram):
+    """Before the budget is exceeded; the summary says that nothing ran."""
+    tower, back = by_block(ram)
+    x = batch().requires_grad_()
+    found = []
+
+    def refused():
+        with pytest.raises(BudgetError, match=ADVICE) as error:
+            tower(x)
+        found.append(str(error.value))
+
+    refused()
+    (record,) = back.plans
+    assert heap_peak_bytes(refused) <= record.ram_budget_bytes
+    assert back.summary().startswith("nothing ran, because")
+    assert found[-1] in back.summary()
+    assert "peak" not in back.summary().partition(found[-1])[0]
+    eager = Tower()
+    eager.load_state_dict(tower.state_dict())
+    eager(x).backward()
+    whole = Tower()
+    whole.load_state_dict(tower.state_dict())
+    run, back = compiled(whole, ram)  # the advice
+    peak, own = peak_and_gradients(whole, lambda: run(x))
+    assert same(own, gradients(eager))
+    (record,) = back.plans
+    assert peak <= record.predicted_peak_bytes <= record.ram_budget_bytes
+    assert "nothing ran" not in back.summary()
+
+
+def test_calls_that_fit_together_run():
+    """With the bits of eager; the summary says what they took together."""
+    tower, back = by_block("2500KiB")
+    x = batch().requires_grad_()
+    eager = Tower()
+    eager.load_state_dict(tower.state_dict())
+    eager(x).backward()
+    peak, own = peak_and_gradients(tower, lambda: tower(x))
+    assert same(own, gradients(eager))
+    (record,) = back.plans
+    assert 3 * record.predicted_peak_bytes < peak <= record.ram_budget_bytes
+    assert "waited for their backward pass together: at most" in back.summary()
+
+
+def drop_in_a_cycle(run, x):
+    """Leave a result in a reference cycle that nothing reaches."""
+    cycle = [run(x)]
+    cycle.append(cycle)
+
+
+def keep_results(run, x):
+    """Keep results without a way back, and one whose backward pass has run."""
+    with torch.no_grad():
+        kept = [run(x) for _ in range(3)]
+    kept += [run(x).detach() for _ in range(3)]
+    kept.append(run(x))
+    kept[-1].backward()
+    run(x).backward()
+    return kept
+
+
+def fail_midway(run, x):
+    """Interrupt a backward pass by a hook of the result."""
+    loss = run(x)
+    loss.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+
+
+def fail_behind(run, x):
+    """Interrupt a backward pass after that of the compiled function."""
+    shifted = x + 1
+    shifted.register_hook(lambda _: 1 / 0)
+    loss = run(shifted)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+
+
+SEQUENTIAL = {
+    "accumulate": lambda run, x: [run(x).backward() for _ in range(3)],
+    "evaluate": lambda run, x: [torch.no_grad()(run)(x) for _ in range(3)],
+    "drop": lambda run, x: [run(x), None][1],
+    "drop in a cycle": drop_in_a_cycle,
+    "keep results": keep_results,
+    "fail midway": fail_midway,
+    "fail behind": fail_behind,
+    "other shape": lambda run, x: run(x[:64]).backward(),
+    "checkpoint": lambda run, x: [
+        checkpoint(run, x, use_reentrant=False).backward() for _ in range(2)
+    ],
+    "thread": lambda run, x: _in_a_thread(lambda: run(x).backward()),
+}
+
+
+def _in_a_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def test_calls_one_after_another_are_never_refused():
+    """At the least budget that is known, with the bits of eager."""
+    model, x = Tower(1), batch().requires_grad_()
+
+    def step(x):
+        return model(x)
+
+    run, _ = compiled(step, "1B")
+    with pytest.raises(BackendCompilerFailed) as refused:
+        run(x)
+    least = re.search(r"ram=(\d+)", str(refused.value.inner_exception))[1]
+    run, back = compiled(step, least)
+    for name, use in SEQUENTIAL.items():
+        found = []
+        for function in (run, step):
+            model.zero_grad()
+            function(x).backward()
+            use(function, x)
+            function(x).backward()
+            found.append(gradients(model))
+        assert same(*found), name
+        assert "call was refused" not in back.summary(), name
+        assert "nothing ran" not in back.summary(), name
+    assert back.plans[0].predicted_peak_bytes == int(least)
+
+
+def test_a_second_call_runs_when_the_first_is_over():
+    """Not while its backward pass is to come, in any thread; then as soon as it ran or cannot."""
+    run, back = compiled(Tower(2), "75%")
+    x = batch()
+    run(x).backward()
+    waiting = run(x)
+    with pytest.raises(BudgetError, match="whose backward pass is still to come"):
+        run(x)
+    assert back.summary().splitlines()[-1].startswith("a later call was refused")
+    with pytest.raises(BudgetError, match="whose backward pass is still to come"):
+        _in_a_thread(lambda: run(x))
+    waiting.backward()
+    assert "refused" not in back.summary()
+    waiting = run(x)
+    del waiting
+    run(x).backward()
+    waiting = [run(x)]
+    waiting.append(waiting)
+    del waiting
+    gc.disable()  # a cycle is found where it would be refused
+    try:
+        run(x).backward()
+    finally:
+        gc.enable()
+
+
+def test_evaluation_counts_beside_a_call_that_waits():
+    """It runs where both fit, and its results count as long as that call waits."""
+    model, x = Block(), batch()
+    run, back = compiled(model, "1MiB")
+    waiting = run(x)
+    with torch.no_grad():
+        run(x)
+    kept = []
+
+    def evaluate():
+        with torch.no_grad():
+            for _ in range(20):
+                kept.append(run(x))
+
+    def keep():
+        with pytest.raises(BudgetError, match=ADVICE):
+            evaluate()
+
+    peak = heap_peak_bytes(keep)
+    assert 2 < len(kept) < 20
+    held = back._planned[0].peaks.held_bytes
+    assert peak + held <= back.plans[0].ram_budget_bytes
+    with pytest.raises(BudgetError, match=r"takes .* beside results and gradients"):
+        waiting.sum().backward()
+    kept.clear()
+    waiting = run(x)
+    waiting.sum().backward()
+    with torch.no_grad():
+        kept += [run(x) for _ in range(20)]
+
+
+def test_another_function_of_the_back_end_counts():
+    """And one of another back end does not."""
+    x = batch()
+    torch._dynamo.reset()
+    back, other = (pmt.backend("600KiB", cache=False, gap=0.5) for _ in range(2))
+    first, second, third = (
+        torch.compile(model, backend=own, fullgraph=True, dynamic=False)
+        for model, own in ((Block(2), back), (Block(3), back), (Block(3), other))
+    )
+    waiting = first(x)
+    with pytest.raises(BudgetError, match=r"graph 1, Block.* beside a call of graph 0, Block"):
+        second(x)
+    third(x).sum().backward()
+    waiting.sum().backward()
+    second(x).sum().backward()
+
+
+@functorch.patch(donated_buffer=False)  # PyTorch refuses it with these
+def test_a_backward_pass_that_keeps_its_graph_is_counted():
+    """Tensors that the plan lets go stay: refused if that is too much, else within what is said."""
+    model, x = Tower(3), batch()
+    for ram, is_refused in (("60%", True), ("4MiB", False)):
+        run, back = compiled(model, ram)
+        run(x).backward()
+        model.zero_grad()
+        loss = run(x)
+        if is_refused:
+            with pytest.raises(
+                BudgetError, match=r"retain_graph=True takes.*call backward\(\) once"
+            ):
+                loss.backward(retain_graph=True)
+            continue
+        del loss
+        own = []
+
+        def twice(run=run, own=own):
+            loss = run(x)
+            loss.backward(retain_graph=True)
+            own.append(gradients(model)[0])
+            loss.backward()
+
+        gc.collect()
+        peaks, (record,) = back._planned[0].peaks, back.plans
+        peak = heap_peak_bytes(twice) - own[0].nbytes
+        assert (
+            record.predicted_peak_bytes
+            < peak
+            <= peaks.retained_bytes + sum(parameter.nbytes for parameter in model.parameters())
+        )
+        assert torch.equal(2 * own[0], gradients(model)[0])
+
+
+class Patterns:
+    """Random calls of several functions of one back end."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)  # noqa: S311 - a test
+        torch.manual_seed(seed)
+        torch._dynamo.reset()
+        self.back = pmt.backend(
+            self.draw.choice(("500KiB", "700KiB", "900KiB", "1300KiB")), cache=False, gap=0.5
+        )
+        models = Block(2), Block(3), Projection(), Block(2)
+        self.functions = [
+            torch.compile(model, backend=self.back, fullgraph=True, dynamic=False)
+            for model in models
+        ]
+        self.tensors = [parameter for model in models for parameter in model.parameters()]
+        self.x, self.ones = batch().requires_grad_(), torch.ones(ROWS, WIDTH)
+        self.constant = self.x.detach()
+        self.tensors.append(self.x)
+        for function in self.functions:
+            with torch.no_grad():
+                function(self.constant)
+            function(self.constant).backward(self.ones)
+            function(self.x).backward(self.ones)
+        for tensor in self.tensors:
+            tensor.grad = None
+
+    def run(self):
+        """Run calls, forward and backward; return how many ran, and how many were refused."""
+        counts, live, kept = [0, 0], [], []
+        for _ in range(self.draw.randrange(6, 16)):
+            try:
+                self._act(live, kept)
+            except BudgetError:
+                counts[1] += 1
+            except RuntimeError as error:
+                assert "second time" in str(error)  # noqa: PT017 - of PyTorch
+            else:
+                counts[0] += 1
+            self.counts = counts
+            if not live:  # what was handed over before a step is not the step's
+                kept.clear()
+                for tensor in self.tensors:
+                    tensor.grad = None
+        return counts
+
+    def _act(self, live, kept):
+        function = self.draw.choice(self.functions)
+        others = ("evaluate", "again", "drop")
+        action = self.draw.choice(("forward",) * 4 + ("backward",) * 3 + others)
+        if action == "forward":
+            is_chained = live and self.draw.random() < 0.5
+            live.append(function(live[-1] if is_chained else self.constant))
+        elif action == "backward" and live:
+            position = self.draw.randrange(len(live))
+            result = live[position]
+            del live[position:]
+            result.backward(self.ones, retain_graph=self.draw.random() < 0.2)
+        elif action == "evaluate":
+            with torch.no_grad():
+                kept.append(function(self.constant))
+        elif action == "again":
+            checkpoint(function, self.x, use_reentrant=False).backward(self.ones)
+        elif action == "drop" and live:
+            live.pop()
+
+
+@pytest.mark.parametrize("seed", rotating(range(16), range(2)))
+@functorch.patch(donated_buffer=False)  # PyTorch refuses retain_graph=True with these
+def test_no_pattern_of_calls_exceeds_the_budget(seed):
+    """Whichever calls wait, are dropped, evaluated, checkpointed or gone back through twice."""
+    patterns = Patterns(seed)
+    gc.collect()
+    peak = heap_peak_bytes(patterns.run)
+    assert peak <= patterns.back.plans[0].ram_budget_bytes
+    assert patterns.counts[0] > 0
+
+
+def inductor(test):
+    """Mark a test that compiles with Inductor."""
+    test = pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)  # what it says of PyTorch
+    found = shutil.which("g++")
+    return pytest.mark.slow(pytest.mark.skipif(not found, reason="Inductor: no g++ on PATH")(test))
+
+
+@inductor
+def test_kernels_of_inductor_are_counted_too():
+    """Blocks compiled one by one, and calls without gradients, which are not planned."""
+    x = batch().requires_grad_()
+    tower, back = by_block("100%", kernels="inductor")
+    with pytest.raises(BudgetError, match=ADVICE):
+        tower(x)
+    assert back.summary().startswith("nothing ran, because")
+    tower, back = by_block("4MiB", kernels="inductor")
+    peak, _ = peak_and_gradients(tower, lambda: tower(x))
+    assert peak <= back.plans[0].ram_budget_bytes
+    with torch.no_grad():
+        tower(x)
+    run, back = compiled(Tower(), "64KiB", kernels="inductor")
+    with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="for a call without") as error:
+        run(x)
+    enough = re.search(r"ram=(\d+) is enough", str(error.value.inner_exception))[1]
+    run, back = compiled(Tower(), enough, kernels="inductor")
+    with torch.no_grad():
+        run(x)
+        gc.collect()
+        assert heap_peak_bytes(lambda: run(x)) <= int(enough)
+
+
+@inductor
+def test_a_partitioner_takes_one_graph_alone():
+    """After a graph break each part would have all of the budget."""
+    torch._dynamo.reset()
+    split = pmt.partitioner("60%", cache=False)
+    run = torch.compile(Tower(), dynamic=False)
+    with (
+        fresh_cache(),
+        inductor_config.patch(custom_partitioner_fn=split),
+        pytest.raises(BackendCompilerFailed, match="pass fullgraph=True"),
+    ):
+        run(batch())
+    assert split.graphs.summary().startswith("nothing ran, because")

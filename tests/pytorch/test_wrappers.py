@@ -1,0 +1,197 @@
+"""Models inside of DDP and FSDP2: refusals with advice, and the advice when it is followed."""
+
+import copy
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import poetmodel.torch as pmt
+from poetmodel.errors import BudgetError
+
+pytestmark = [
+    pytest.mark.skipif(not distributed.is_gloo_available(), reason="PyTorch has no gloo here"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),  # Dynamo reads it
+]
+WIDTH = 64
+OPTIONS = {"fullgraph": True, "dynamic": False}
+
+
+class Block(nn.Module):
+    """A layer; its forward does not call itself self."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(own, x):  # noqa: N805 - FSDP2 is recognized by the value
+        """Return the next activations."""
+        return x + nn.functional.gelu(own.layer(x))
+
+
+class Tower(nn.Module):
+    """Blocks and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        """Return a loss."""
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.fixture
+def alone():
+    """Run a test as the one process of a group."""
+    torch._dynamo.reset()
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def trained(model, step, xs):
+    """Return losses and weights of a model that some steps train."""
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for x in xs:
+        optimizer.zero_grad()
+        loss = step(x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    weights = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+    return losses + [weight.clone() for weight in weights]
+
+
+def same(a, b):
+    """Return whether all tensors have the same bits."""
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def batches(count=2):
+    """Return some batches."""
+    return [torch.randn(256, WIDTH) for _ in range(count)]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_buckets_of_ddp_are_refused_and_a_whole_model_is_not(in_place):
+    """Each bucket would have all of the budget; without buckets the bits are those of eager."""
+    model, xs = Tower(), batches()
+    eager = copy.deepcopy(model)
+    back = pmt.backend("75%", cache=False)
+    wrapped = model
+    if in_place:
+        model.compile(backend=back, **OPTIONS)
+    else:
+        wrapped = torch.compile(model, backend=back, **OPTIONS)
+    step = DistributedDataParallel(wrapped)
+    told = r"each of its buckets.*set torch\._dynamo\.config\.optimize_ddp = False"
+    with pytest.raises(BackendCompilerFailed, match=told) as refused:
+        step(xs[0])
+    assert isinstance(refused.value.inner_exception, pmt.CaptureError)
+    assert back.summary().startswith("nothing ran, because")
+    assert not back.plans
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        found = trained(model, step, xs)
+    assert same(found, trained(eager, DistributedDataParallel(eager), xs))
+    assert "nothing ran" not in back.summary()
+    (record,) = back.plans
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes < record.keep_all_bytes
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {}])
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.usefixtures("alone")
+def test_a_compiled_wrapper_is_refused(is_called, options):
+    """However it is compiled: compile the module inside, then wrap it."""
+    back = pmt.backend("75%", cache=False)
+    wrapped = DistributedDataParallel(Tower())
+
+    def call(x):
+        return wrapped(x)
+
+    step = torch.compile(call if is_called else wrapped, backend=back, **options)
+    told = r"compile the module inside, then wrap it: DistributedDataParallel\(torch\.compile\("
+    with (
+        torch._dynamo.config.patch(optimize_ddp=False),
+        pytest.raises((Unsupported, BackendCompilerFailed), match=told),
+    ):
+        step(batches()[0])
+    assert "nothing ran, because" in back.summary()
+    assert "compile the module inside, then wrap it" in back.summary()
+
+
+def test_sharded_blocks_are_refused_and_a_whole_model_is_not(alone):
+    """Compiled one by one, or within a module that is compiled; the advice has eager's bits."""
+    eager, (one, inside, whole), xs = Tower(), (Tower() for _ in range(3)), batches()
+    for model in (one, inside, whole):
+        model.load_state_dict(eager.state_dict())
+    told = r"compile the module that holds the blocks, then wrap that module alone: model\.compile"
+    back = pmt.backend("100%", cache=False)
+    for block in one.blocks:
+        block.compile(backend=back, **OPTIONS)
+        fully_shard(block, mesh=alone)
+    fully_shard(one, mesh=alone)
+    with pytest.raises(BudgetError, match=told):
+        one(xs[0])
+    assert back.summary().startswith("nothing ran, because")
+    back = pmt.backend("100%", cache=False)
+    for block in inside.blocks:
+        fully_shard(block, mesh=alone)
+    inside.compile(backend=back, **OPTIONS)
+    with pytest.raises(Unsupported, match=told):
+        inside(xs[0])
+    assert back.summary().startswith("nothing ran, because")
+    back = pmt.backend("75%", cache=False)
+    whole.compile(backend=back, **OPTIONS)
+    fully_shard(whole, mesh=alone)
+    assert same(trained(whole, whole, xs), trained(eager, eager, xs))
+    (record,) = back.plans
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes < record.keep_all_bytes
+
+
+def train_in_a_group(rank, folder):
+    """Train in one of two processes as the advice says, and compare with eager PyTorch."""
+    store = distributed.FileStore(str(folder / "store"), 2)
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(1)
+    models = [Tower() for _ in range(4)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    torch.manual_seed(rank)
+    xs = batches()
+    torch._dynamo.config.optimize_ddp = False
+    back = pmt.backend("75%", cache=False)
+    replicated = DistributedDataParallel(torch.compile(models[0], backend=back, **OPTIONS))
+    sharded = models[1]
+    sharded.compile(backend=back, **OPTIONS)
+    fully_shard(sharded, mesh=mesh)
+    fully_shard(models[3], mesh=mesh)
+    assert same(
+        trained(models[0], replicated, xs),
+        trained(models[2], DistributedDataParallel(models[2]), xs),
+    )
+    assert same(trained(sharded, sharded, xs), trained(models[3], models[3], xs))
+    assert all(record.predicted_peak_bytes <= record.ram_budget_bytes for record in back.plans)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_the_advice_says(tmp_path):
+    """By DDP and by FSDP2, with eager's bits."""
+    torch.multiprocessing.spawn(train_in_a_group, (tmp_path,), nprocs=2)
