@@ -114,7 +114,7 @@ class StepSource:
                 if step.accumulate > 1
                 else {}
             ),
-            "STEP_ID": (f"0x{step.graph.sha256[:8]}u", "the graph"),
+            "STEP_ID": (f"0x{deployment.identity[:8]}u", "what it computes"),
             "LAYOUT_ID": (f"0x{self._layout_id}u", "the order of its state on storage"),
         }
         lines = [
