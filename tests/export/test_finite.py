@@ -304,53 +304,40 @@ def changed(value, *, of):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(
-    ("of", "name"),
-    [
-        ("2.weight", r"2\.weight"),
-        ("0.bias", r"0\.bias"),
-        ("1.running_var", r"1\.running_var"),
-        ("momentum_buffer", r"2\.bias\.momentum_buffer"),
-    ],
-)
-def test_first_values_that_are_not_finite_are_refused(tmp_path, value, of, name):
+@pytest.mark.parametrize("of", ["2.weight", "0.bias", "1.running_var", "momentum_buffer"])
+def test_first_values_that_are_not_finite_are_refused(tmp_path, told, value, of):
     """Parameters, trained or frozen, buffers and optimizer state: a sentence names the tensor."""
     model, optimizer = changed(value, of=of)
     inputs = (torch.randn(3, 6), torch.tensor([0, 1, 2]))
-    with pytest.raises(InputError, match=rf"Sequential: {name} holds NaN or infinite numbers; "):
+    with pytest.raises(InputError) as error:
         export(model, functional.cross_entropy, inputs, optimizer=optimizer, folder=tmp_path / "a")
+    told(str(error.value))
     assert not (tmp_path / "a").exists()
 
 
-def test_constants_and_inference_are_looked_at_too(tmp_path):
-    """Weights of classes, and what ``pm_infer`` alone reads; several tensors are one sentence."""
+def broken(case):
+    """Return a model, its loss, and the tensor that gets a value that is not finite."""
     torch.manual_seed(0)
-    weights = torch.tensor([1.0, math.nan, 1.0, 1.0])
-    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=True))
-    model[1].running_mean[0] = math.inf
-    model[0].weight.data[0] = math.nan
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    weights = torch.ones(5)
+    tensors = {
+        "weights of classes": [weights],
+        "statistics": [model[1].running_mean],
+        "several": [*model.parameters(), model[1].running_var],
+    }
+    for tensor in tensors[case]:
+        tensor.data[-1] = math.inf
+    return model, nn.CrossEntropyLoss(weight=weights)
 
-    def loss_fn(scores, labels):
-        return functional.cross_entropy(scores, labels, weight=weights)
 
-    inputs = (torch.randn(3, 6), torch.tensor([0, 1, 2]))
-    with pytest.raises(InputError) as found:
-        export(model[:1], functional.cross_entropy, inputs, folder=tmp_path / "a")
-    assert "0.weight holds" in str(found.value)
-    model[0].weight.data[0] = 0.0
-    training = (model[:1], lambda x, y: loss_fn(x[:, :4], y), inputs)
-    with pytest.raises(InputError, match="holds NaN or infinite numbers"):
-        export(*training, folder=tmp_path / "a")
-    step = lower(model, functional.cross_entropy, inputs)
-    with pytest.raises(InputError, match=r"1\.running_mean holds"):
-        export_step(
-            with_inference(step, model, functional.cross_entropy, inputs), tmp_path / "a",
-            infer=True,
-        )  # fmt: skip
-    model[0].bias.data[0] = math.nan
-    step = lower(model, functional.cross_entropy, inputs)
-    with pytest.raises(InputError, match=r"0\.bias"):
-        export_step(step, tmp_path / "a")
+@pytest.mark.parametrize("case", ["weights of classes", "statistics", "several"])
+def test_constants_and_inference_are_looked_at_too(tmp_path, told, case):
+    """All that a program reads; several tensors are one sentence."""
+    training = (*broken(case), (torch.randn(3, 6), torch.tensor([0, 1, 2])))
+    step = with_inference(lower(*training), *training)
+    with pytest.raises(InputError) as error:
+        export_step(step, tmp_path / "a", infer=True)
+    told(str(error.value))
 
 
 class Masked(nn.Module):

@@ -36,8 +36,7 @@ def check_finite(step: str, names: Iterable[str]) -> None:
         verb = "hold" if len(found) > 1 else "holds"
         raise InputError(
             f"{step}: {listed(found)} {verb} NaN or infinite numbers; expected finite parameters, "
-            "buffers and optimizer state, as each loss computed from others is no number: repair "
-            "or reload the model, and export again"
+            "buffers, constants and optimizer state: repair or reload the model, then export again"
         )
 
 
