@@ -18,10 +18,17 @@ from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
+from poetmodel.export.kernels import SOURCES as KERNELS
+from poetmodel.export.kernels import kernel_names, kernel_source, prototypes
 from poetmodel.export.state import state_tensors
 
-WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wmissing-prototypes", "-Werror")
+CONVERSIONS = ("-Wconversion", "-Wsign-conversion")
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", *CONVERSIONS, "-Wmissing-prototypes", "-Werror")
 C = ("cc", "-std=c11", "-O0", "-ffp-contract=off", "-fno-math-errno")
+CORES = (
+    ("-mcpu=cortex-m3",),
+    ("-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+)
 SOURCES = Path(__file__).with_name("library")
 STEPS = 3
 BATCHES = digit_batches(STEPS, seed=3)
@@ -67,6 +74,26 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
         *(folder / "host").glob("*.c"),
     ]
     done([*C, *WARNINGS, *own, f"-I{folder / 'include'}", "-c", *files], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        ("cc",),
+        ("cc", "-DPM_REAL=double"),
+        *(("arm-none-eabi-gcc", "-mthumb", *flags) for flags in CORES),
+    ],
+    ids=" ".join,
+)
+def test_kernels_compile_without_warnings(tmp_path, compiler):
+    """Each kernel, on cores with instructions of their own too: no number changes its sign."""
+    needs(compiler[0])
+    texts = {name: kernel_source(name) for name in sorted(kernel_names())}
+    (tmp_path / "pm_kernels.h").write_text(prototypes(texts), encoding="utf-8")
+    folder = Path(str(KERNELS))
+    includes = (f"-I{folder / 'kernels'}", f"-I{folder / 'src'}", f"-I{tmp_path}")
+    files = [folder / "kernels" / f"{name}.c" for name in texts]
+    done([*compiler, "-std=c11", "-fsyntax-only", *WARNINGS, *includes, *files], tmp_path)
 
 
 def test_two_networks_link_into_one_application_in_cpp(folders, tmp_path):

@@ -68,6 +68,8 @@ class Deployment:
     """What is exported: a step, and the decisions about it."""
 
     step: LoweredStep
+    identity: str
+    """What `step_identity` returns for the step before it was cut into tiles."""
     plan: Plan
     arena: Arena
     ram_bytes: int

@@ -109,6 +109,8 @@ class ProgramSource:
         """Memory-mapped state that has its new value."""
         self._workspace: int | None = None
         self._torn = False
+        self._moving: dict[str, None] = {}
+        """The slots whose transfer has begun and is not waited for yet."""
         self._slices = 0
         """Nodes that were computed; a step can be ended before each."""
         self._seen: Counter[int] = Counter()
@@ -145,7 +147,7 @@ class ProgramSource:
             elif op == Op.PAGE_OUT:
                 yield from self._page_out(name)
             elif op == Op.WAIT:
-                yield self._try(f"pm_page_wait({self._slot_of(name)})")
+                yield self._waited(self._slot_of(name))
             elif self._old.get(name, name) not in self._resident | self._mapped | self._taken:
                 size = self.step.buffers[self._old.get(name, name)].bytes
                 if size:
@@ -184,8 +186,16 @@ class ProgramSource:
         self.kernels.setdefault("pm_within")
         numbers = f"{indices.low}, {indices.high}, {indices.ignored}"
         given = f"{self._pointer(indices.ref)}, {self._word(indices.shape)}, {numbers}"
-        error = "PM_TORN" if self._torn else "PM_ERROR_INPUT"
-        yield f"if (!pm_within({given})) return {error};"
+        yield self._ended(f"!pm_within({given})", "PM_ERROR_INPUT")
+
+    def _ended(self, condition: str, error: str) -> str:
+        """Return the statement that ends a program on a condition, once no transfer is under way.
+
+        The program returns PM_TORN instead of an error after the first update.
+        """
+        waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._moving)
+        end = f"return {'PM_TORN' if self._torn else error};"
+        return f"if ({condition}) {{ {waits}{end} }}" if waits else f"if ({condition}) {end}"
 
     # -- computing ---------------------------------------------------------------------------------
 
@@ -539,14 +549,21 @@ class ProgramSource:
         size = self.step.buffers[self._old.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"
         yield self._try(f"pm_page_{way}({slot}, {address}, {size} * PM_SCALE)")
+        self._moving[slot] = None
         if wait or self.plan.mode == "blocking":
-            yield self._try(f"pm_page_wait({slot})")
+            yield self._waited(slot)
+
+    def _waited(self, slot: str) -> str:
+        self._moving.pop(slot, None)
+        return self._try(f"pm_page_wait({slot})")
 
     def _results(self, k: int) -> Iterator[str]:
-        """Yield what hands out the loss, and gradients where nothing updates."""
+        """Yield the check of the loss, and what hands out the loss and gradients."""
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
-            yield f"pm_progress.loss = *{self._pointer(self.step.loss)};"
+            loss = f"*{self._pointer(self.step.loss)}"
+            yield self._ended(f"!pm_is_finite({loss})", "PM_ERROR_NUMBER")
+            yield f"pm_progress.loss = {loss};"
         yield from self._handed_out(outputs)
 
     def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:

@@ -22,10 +22,12 @@ from poetmodel.export.deployment import (
 )
 from poetmodel.export.flash import check_flash, program_sizes, smallest
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
+from poetmodel.export.identity import step_identity
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
 from poetmodel.export.tables import with_byte_inputs
 from poetmodel.export.tiles import tiled
+from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import check_arena
@@ -171,6 +173,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
 
     Raises
     ------
+    InputError
+        If an option has no such value, or parameters, buffers, constants or optimizer state are
+        not finite.
     BudgetError
         If the RAM leaves no room for any schedule.
     FlashError
@@ -192,6 +197,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
+    check_values(step)
     step = with_byte_inputs(step, byte_inputs)
     if type(commit_every) is not int or commit_every < 1:
         raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
@@ -211,6 +217,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             "of state that is read in place write a few numbers at a time; choose a device whose "
             "write_unit_bytes is at most 4, or storage that is not memory-mapped"
         )
+    identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
     reserved = reserved_bytes(step, stack)
     ram_bytes = _ram_bytes(step, board, ram, reserved)
@@ -233,6 +240,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     least_plan, no_addresses = smallest(step)
     deployment = Deployment(
         step=step,
+        identity=identity,
         tile_bytes=tile_bytes,
         plan=least_plan,
         arena=no_addresses,

@@ -114,7 +114,7 @@ class StepSource:
                 if step.accumulate > 1
                 else {}
             ),
-            "STEP_ID": (f"0x{step.graph.sha256[:8]}u", "the graph"),
+            "STEP_ID": (f"0x{deployment.identity[:8]}u", "what it computes"),
             "LAYOUT_ID": (f"0x{self._layout_id}u", "the order of its state on storage"),
         }
         lines = [
@@ -429,7 +429,8 @@ int pm_init(void);
    bytes uint8_t or int8_t.
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
    other group stays the same multiple of it as when this was exported.{accumulate}
-   With PM_TORN some state is new already; with any other error all state is as before. */
+   With PM_TORN some state is new already; with any other error all state is as before: with
+   PM_ERROR_NUMBER the loss of this batch is not finite. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
 /* The same in slices, with the same bits. Begin; run some nodes at a time as long as that returns
@@ -437,7 +438,7 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
    they are until then, and state is neither read nor written. */
 int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr);
 int pm_step_some(uint32_t nodes);
-pm_real pm_loss(void); /* of the last step */
+pm_real pm_loss(void); /* of the last step, unless that is not finite */
 
 /* Wherever the home of a state tensor is; in the order of manifest.json. */
 int pm_read_state(int index, pm_real *to);

@@ -241,12 +241,48 @@ class LoweredStep:
     def with_nodes(
         self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
     ) -> LoweredStep:
-        """Return a step of other nodes, whose instructions are counted, and with other changes."""
+        """Return a step with other nodes, their instructions counted, and with other changes.
+
+        Nodes that replace state come after the node of the loss, so that a step can return with all
+        state as before if its loss is not finite.
+        """
         from poetmodel.export.instructions import counted_nodes
 
-        calls = tuple(calls)
-        graph = replace(self.graph, nodes=counted_nodes(nodes, calls))
-        return replace(self, graph=graph, calls=calls, **changes)
+        loss = changes.get("loss", self.loss)
+        pairs = _updates_after_loss(zip(nodes, calls, strict=True), loss.buffer)
+        ordered = tuple(of_node for _, of_node in pairs)
+        graph = replace(self.graph, nodes=counted_nodes((node for node, _ in pairs), ordered))
+        return replace(self, graph=graph, calls=ordered, **changes)
+
+
+def _outputs(node: Node) -> set[str]:
+    return {tensor.name for tensor in node.outputs}
+
+
+def _updates_after_loss(
+    pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
+) -> list[tuple[Node, tuple[Call, ...]]]:
+    """Return nodes with their calls, those that replace state moved behind the node of the loss.
+
+    A node that replaces state stays in front of the loss only if the loss, or a node that stays
+    there, reads another output of it, or if a node that stays there replaces state that it reads.
+    """
+    ordered = list(pairs)
+    made = (k for k, (node, _) in enumerate(ordered) if loss in _outputs(node))
+    end = next(made, -1)
+    moved: list[tuple[Node, tuple[Call, ...]]] = []
+    kept: list[tuple[Node, tuple[Call, ...]]] = []
+    read: set[str | None] = {loss}
+    stale: set[str | None] = set()
+    for node, calls in reversed(ordered[: end + 1]):
+        replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
+        if replaced and not read & _outputs(node) and stale.isdisjoint(node.inputs):
+            moved.append((node, calls))
+        else:
+            kept.append((node, calls))
+            read.update(node.inputs)
+            stale |= replaced
+    return [*kept[::-1], *moved[::-1], *ordered[end + 1 :]]
 
 
 ALIGNMENT: Final = 16

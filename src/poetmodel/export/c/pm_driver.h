@@ -20,6 +20,7 @@ typedef PM_REAL pm_real;
 #define PM_ERROR_ARENA 12   /* no arena was given, or one too small or not aligned */
 #define PM_RESUMED_OLDER 13 /* no error: the newest generation is damaged, state is that of the one before */
 #define PM_ERROR_INPUT 14   /* an index of the data, such as a label, is outside its range */
+#define PM_ERROR_NUMBER 15  /* the loss is not finite: the step has updated nothing */
 
 /* A tensor as callers see it. */
 typedef struct {

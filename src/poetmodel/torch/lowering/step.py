@@ -15,6 +15,7 @@ from poetmodel.export.fusing import fused
 from poetmodel.export.masks import masked
 from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.export.unrolled import unrolled
+from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import apart, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -281,8 +282,11 @@ class StepLowering:
             whole = value.as_strided(
                 (value.untyped_storage().nbytes() // value.itemsize,), (1,), storage_offset=0
             )
-            if isinstance(argument.held, OptimizerSlot) and argument.held.begins_with_gradient:
-                whole = torch.full_like(whole, math.nan)
+            if isinstance(argument.held, OptimizerSlot):
+                if argument.held.begins_with_gradient:
+                    whole = torch.full_like(whole, math.nan)
+                elif not whole.isfinite().all():  # all NaN would be taken as no value yet
+                    check_finite(self.joint.name, (argument.name,))
             yield look.buffer, _array(whole, look.type, argument.name)
 
     # -- the graph ---------------------------------------------------------------------------------

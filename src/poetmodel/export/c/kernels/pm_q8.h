@@ -46,7 +46,7 @@ static inline int32_t pm_q8_rint(float y)
 /* q + zero, within int8. */
 static inline int8_t pm_q8_moved(int32_t q, int32_t zero)
 {
-    return (int8_t)__ssat(__qadd(q, zero), 8);
+    return (int8_t)__builtin_arm_ssat(__qadd(q, zero), 8); /* __ssat of GCC converts the sign without a cast */
 }
 
 /* Four elements, wherever they lie; the first and third of them as halves, and the others. */

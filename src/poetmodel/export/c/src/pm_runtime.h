@@ -9,8 +9,8 @@
    generations), PM_PAGE_SLOTS (those in blocks of their own, the first ones), PM_STATE_SLOTS (of one generation),
    PM_GENERATIONS, PM_COMMIT (0 or 1), PM_COMMIT_EVERY, PM_STATE_SUMS (0 or 1: committed state has checksums), PM_MAPPED
    (0 or 1: storage is read like RAM), PM_VOLATILE (0 or 1: storage forgets
-   without power, so that commits go to flash), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a number made from the
-   graph) and PM_LAYOUT_ID (from the order of a generation). Sizes in bytes are those of the float build; all are
+   without power, so that commits go to flash), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a hash of what a step
+   computes) and PM_LAYOUT_ID (from the order of a generation). Sizes in bytes are those of the float build; all are
    PM_SCALE times that. */
 #include "pm.h"
 #include "pm_real.h"
@@ -42,6 +42,20 @@ int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all 
 static inline int pm_page_error(int error)
 {
     return error >= PM_ERROR_PAGE && error <= PM_ERROR_BUSY ? error : PM_ERROR_PAGE;
+}
+
+/* Whether a number is neither infinite nor NaN: by its bits, as compilers may be told that all numbers are finite. */
+static inline int pm_is_finite(pm_real x)
+{
+#if PM_IS_DOUBLE
+    const uint64_t exponent = 0x7FF0000000000000u;
+    uint64_t bits;
+#else
+    const uint32_t exponent = 0x7F800000u;
+    uint32_t bits;
+#endif
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & exponent) != exponent;
 }
 
 /* Instructions of each node, where they are counted. */

@@ -31,6 +31,7 @@ void loop()
     pm_real loss = 0;
     next_batch();
     const int error = pm_step(inputs, @RATE@, &loss);
+    if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* a bad batch: state is as before */
     if (error) stop(error);
     Serial.println(loss, 6);
 }

@@ -1,0 +1,77 @@
+"""The identity of an exported step: which steps may continue each other's training."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from poetmodel.export.step import WORKSPACE, Ref, ScaledLearningRate
+
+if TYPE_CHECKING:
+    from poetmodel.export.step import Argument, Call, LoweredStep
+
+
+def step_identity(step: LoweredStep) -> str:
+    """Return the SHA-256 of what a step computes, in hexadecimal digits.
+
+    Two steps with one identity compute the same losses and the same new state from the same state,
+    inputs and learning rate. The identity covers the calls with all their numbers, the values of
+    the constants that calls read (frozen weights, weights of classes, tables of byte inputs), and
+    the names of replaced state. It covers neither the first values of replaced state, nor the
+    inference, nor the names of the graph and of its other tensors.
+
+    Parameters
+    ----------
+    step : LoweredStep
+        The step before it is cut into tiles: tiles change calls, and no bit of a result.
+    """
+    return _Identity(step).digest()
+
+
+class _Identity:
+    """Canonical names for the buffers of a step, in the order in which its calls name them."""
+
+    def __init__(self, step: LoweredStep) -> None:
+        self._step = step
+        self._names = {value.pieces[0].buffer: f"input {k}" for k, value in enumerate(step.inputs)}
+        graph = step.graph
+        self._replaced = {graph.tensors[old].name for old in graph.replacement_of}
+        self._buffers: dict[str, tuple[int, str]] = {}
+        """Elements and type of each buffer that is named, by its canonical name."""
+
+    def digest(self) -> str:
+        step = self._step
+        calls = [self._call(call) for of_node in step.calls for call in of_node]
+        gradients = (ref for value in step.gradients for ref in value.pieces)
+        results = [self._word(ref) for ref in (step.loss, *gradients)]
+        content = json.dumps([calls, results, self._buffers])
+        return sha256(content.encode()).hexdigest()
+
+    def _call(self, call: Call) -> list[object]:
+        where = call.where and [self._word(call.where.counter), call.where.value]
+        return [call.kernel, [*map(self._word, call.arguments)], where, call.within]
+
+    def _word(self, argument: Argument) -> object:
+        if isinstance(argument, Ref):
+            return [self._name(argument.buffer), argument.offset]
+        if isinstance(argument, ScaledLearningRate):
+            return {"learning rate": argument.factor}
+        return argument
+
+    def _name(self, buffer: str) -> str:
+        if buffer == WORKSPACE:
+            return buffer
+        if buffer not in self._names:
+            self._names[buffer] = self._new_name(buffer)
+        name, named = self._names[buffer], self._step.buffers[buffer]
+        self._buffers[name] = (named.elements, str(named.type))
+        return name
+
+    def _new_name(self, buffer: str) -> str:
+        if buffer in self._replaced:
+            return f"state {buffer}"
+        values, kind = self._step.values.get(buffer), self._step.buffers[buffer].type
+        if values is None:
+            return f"tensor {len(self._names)}"
+        return f"constant {kind} {sha256(values.astype(kind.stored).tobytes()).hexdigest()}"
