@@ -17,7 +17,7 @@ from kit.nor_flash import DRIVERS, PARTS, over_nor, step_writes
 from kit.programs import done, needs
 from kit.rotation import rotating
 from poetmodel.device import Device
-from poetmodel.device.generation import GenerationLayout
+from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
 from poetmodel.export.board import Target, ToolchainError
 from poetmodel.export.deployment import Deployment
@@ -47,9 +47,7 @@ PLANS = {
 FORGETS = ("forgets", "forgets, paged", "forgets, in RAM")
 STEPS = 9
 BATCHES = digit_batches(STEPS, seed=8)
-OLDER, DAMAGED, EMPTY, PAGE, SHORT = 13, 5, 8, 2, 3
-MARK_BYTES = 4
-"""The end of a record: what is wrong there does no harm, as the rest is known to be whole."""
+OLDER, DAMAGED, EMPTY, OTHER, PAGE, SHORT = 13, 5, 8, 16, 2, 3
 
 
 class Program(NamedTuple):
@@ -188,8 +186,8 @@ def test_small_tensors_share_blocks():
     """Forty counters of Adam are one block, not forty."""
     layout = GenerationLayout(4, 4096)
     assert layout.blocks([4] * 40 + [2000]) == 1
-    assert layout.size_bytes([4] * 40 + [2001]) == 40 * 8 + 2008 + 32
-    assert GenerationLayout(32, 4096, checksums=False).size_bytes([5, 33]) == 32 + 64 + 32
+    assert layout.size_bytes([4] * 40 + [2001]) == 32 + 40 * 8 + 2008 + 8
+    assert GenerationLayout(32, 4096, checksums=False).size_bytes([5, 33]) == 32 + 32 + 64 + 32
 
 
 @pytest.mark.parametrize(
@@ -210,15 +208,16 @@ def test_power_cut_at_any_moment(programs, whole, plan):
 
 @pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", *FORGETS])
 def test_damaged_state_is_noticed(programs, whole, plan):
-    """A wrong bit of the newest generation: the one before is taken, and that is said."""
+    """A wrong bit of the newest generation: the one before is taken, and that is said.
+
+    One in the seal does no harm: the rest is known to be whole.
+    """
     program, random = programs(plan), np.random.default_rng(5)
     made = program.deployment
     size = made.commit_erases * made.layout.erase_block_bytes
-    kept = made.saved_bytes if made.saves else made.stored_bytes
-    begin = kept - made.generations * size + 4 % made.generations * size
-    record = begin + made.commit_bytes - 32
-    places = [*random.integers(begin, begin + made.commit_bytes - MARK_BYTES, 20)]
-    places += [*range(record, record + 32 - MARK_BYTES, 3)]
+    begin = 4 % made.generations * size
+    seal = begin + made.commit_bytes - SEAL_BYTES
+    places = [*random.integers(begin, seal, 20), *range(begin, begin + RECORD_BYTES, 3)]
     program.run(4)
     content = program.flash.read_bytes()
     for at in places:
@@ -227,6 +226,10 @@ def test_damaged_state_is_noticed(programs, whole, plan):
         assert program.resumed() == (OLDER, 3)
         assert program.state() == whole
         assert program.resumed() == (0, STEPS)
+    for at in range(seal, seal + SEAL_BYTES):
+        program.flash.write_bytes(content)
+        program.flip(at, int(random.integers(8)))
+        assert program.resumed() == (0, 4)
 
 
 def test_damaged_state_without_another_is_no_empty_storage(programs):
@@ -235,7 +238,7 @@ def test_damaged_state_without_another_is_no_empty_storage(programs):
     made = program.deployment
     program.run(0)
     content = program.flash.read_bytes()
-    for at in (0, made.commit_bytes - 32, made.commit_bytes - 20):
+    for at in (0, RECORD_BYTES - 1, RECORD_BYTES, made.commit_bytes - SEAL_BYTES - 1):
         program.flash.write_bytes(content)
         program.flip(at, 3)
         assert program.resumed()[0] == DAMAGED
@@ -249,7 +252,7 @@ def test_damaged_state_without_another_is_no_empty_storage(programs):
     program, other = programs("on storage"), programs("in RAM")
     program.run(3)
     shutil.copyfile(program.flash, other.flash)
-    assert other.resumed() == (EMPTY, 0)
+    assert other.resumed() == (OTHER, 0)
 
 
 @pytest.mark.parametrize("code", [-1, 1, 2, 3, 4, 5, 6, 8, 10, 11, 13])
@@ -322,7 +325,7 @@ def test_commit_between_two_others(programs, whole, plan, step):
     assert program.resumed() == (0, step)
     assert program.state() == whole
     program.flash.unlink()
-    before = (2 * len(made.generation) + 1) * (step // 3)  # tensors, sums and a record
+    before = (2 * len(made.generation) + 2) * (step // 3)  # tensors and sums, record and seal
     program.run(step, COMMIT_NOW=step, STEP_WRITE=before + 2)
     assert program.resumed() == (0, step // 3 * 3)
     assert program.state() == whole

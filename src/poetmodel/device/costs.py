@@ -350,7 +350,9 @@ def _commit(
 
     parts = {i: written(layout.padded(m), page_outs[i], m) for i, m in sizes.items()}
     least = parts
-    rest = written(layout.size_bytes(()), min(page_outs, key=attrgetter("time_s")))
+    quickest = min(page_outs, key=attrgetter("time_s"))
+    ends = [written(size_bytes, quickest) for size_bytes in layout.end_bytes]
+    rest = Cost(sum(end.time_s for end in ends), sum(end.energy_j for end in ends))
     if flash is not None:
         volatile = device is not None and device.is_volatile
         rest = written(layout.size_bytes(sizes.values() if volatile else ()))

@@ -1,6 +1,6 @@
 """Where the tensors of one generation of committed state lie on storage, and what they take.
 
-They lie back to back in the order in which a step writes them, and a record of the commit is last.
+They lie back to back in the order in which a step writes them, between a record and a seal.
 ``port/pm_pages.h`` of an exported folder calculates the same.
 """
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Device
 
 RECORD_BYTES: Final = 32
-"""Size of the record of a commit [B]: ``src/pm_commit.c``."""
+"""Size of the record in which a generation begins [B]: ``src/pm_record.h``."""
+SEAL_BYTES: Final = 8
+"""Size of the seal in which it ends, which a power cut leaves as it was or makes whole [B]."""
 SUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
 BLOCK_BYTES: Final = 4096
@@ -45,14 +47,19 @@ class GenerationLayout:
         block_bytes = None if storage is None else storage.erase_block_bytes
         return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
 
+    @property
+    def end_bytes(self) -> tuple[int, int]:
+        """Storage of the record and of the seal, each of which is a write of its own [B]."""
+        return self._in_units(RECORD_BYTES), self._in_units(SEAL_BYTES)
+
     def padded(self, size_bytes: int) -> int:
         """Return the storage of a tensor of some bytes, its checksum included [B]."""
         more = self._in_units(SUM_BYTES) if self.checksums else 0
         return self._in_units(size_bytes) + more
 
     def size_bytes(self, sizes: Iterable[int]) -> int:
-        """Return the storage of a generation: its tensors, of these sizes, and its record [B]."""
-        return sum(map(self.padded, sizes)) + self._in_units(RECORD_BYTES)
+        """Return the storage of a generation: record, tensors of these sizes, and seal [B]."""
+        return sum(self.end_bytes) + sum(map(self.padded, sizes))
 
     def blocks(self, sizes: Iterable[int]) -> int:
         """Return the number of blocks in a generation, all of which a commit erases."""

@@ -25,6 +25,10 @@ STACK_BYTES: Final = 1536
 1,280 and 1,408 at most: for Adam with state that is read in place."""
 COMMIT_STACK_BYTES: Final = 2048
 """The same where state is committed [B]: a U-Net with Adam needed 1,572."""
+RECORD_SLOT: Final = "record of a generation"
+"""Name of the slot in which a generation begins."""
+SEAL_SLOT: Final = "seal of a generation"
+"""Name of the slot in which it ends."""
 WORD_BYTES: Final = 4
 """Each input of a batch begins at a multiple of this [B]."""
 NEARLY_FULL: Final = 0.9
@@ -103,9 +107,14 @@ class Deployment:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """What is kept on storage, by slot: tensors paged out, gradients, state, in this order."""
+        """What is kept on storage, by slot: tensors paged out, gradients, state, in this order.
+
+        The state of a generation is between its record and its seal.
+        """
+        if not self.generation:
+            return tuple(self._page_bytes)
         saved = map(saved_slot, self.generation) if self.saves else self.generation
-        return (*self._page_bytes, *saved)
+        return (*self._page_bytes, RECORD_SLOT, *saved, SEAL_SLOT)
 
     @cached_property
     def page_bytes(self) -> tuple[int, ...]:
@@ -242,7 +251,7 @@ class Deployment:
 
     @property
     def commit_bytes(self) -> int:
-        """What one commit writes: state, checksums, record [B]."""
+        """What one commit writes: record, state, checksums, seal [B]."""
         return self.layout.size_bytes(self.generation_bytes) if self.generation else 0
 
     @property
