@@ -104,7 +104,7 @@ def stated(device, commit, **limits):
 
 
 def test_a_commit_costs_what_flash_takes():
-    """Each tensor and its sum in units of 8 B, a record of 32 B, a seal of 8 B, and each block erased."""
+    """Tensors and sums in units of 8 B, a record of 32 B, a seal of 8 B; each block erased."""
     problem = stated(board(), 1)
     written = 32 + (104 + 8) + (8 + 8) + 8
     commit_s = written / 4.0 + 3 * 2.0  # 168 B lie in three blocks of 64

@@ -383,8 +383,8 @@ extern "C" {{
 
 {numbers}
 
-/* Which copy of the step this is, by the prefix of its names: state of another copy is not resumed. A copy of the same
-   prefix, such as one in another program that uses the same storage, needs another number. */
+/* Which copy of the step this is, by the prefix of its names: state of another copy is not resumed.
+   Copies of one prefix, in programs that use the same storage, need numbers of their own. */
 #ifndef PM_INSTANCE_ID
 #define PM_INSTANCE_ID 0x{instance}u
 #endif
