@@ -227,7 +227,7 @@ static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
     const uint32_t size = pm_generation_bytes(), last = (PM_GENERATIONS - 1u) * size;
     const uint32_t end = address < last || PM_VOLATILE ? address + size : pm_start_of(PM_SLOTS);
     if (record->checksum == pm_record_sum(record)) return PM_OK;
-    for (uint32_t at = address + PM_COMMIT_BLOCK; at < end; at += PM_COMMIT_BLOCK) {
+    for (uint32_t at = address + PM_COMMIT_BLOCK; at + PM_RECORD_BYTES <= end; at += PM_COMMIT_BLOCK) {
         pm_record_t found;
         const int error = pm_read(slot, at, &found, PM_RECORD_BYTES);
         if (error) return error == PM_ERROR_SHORT ? PM_OK : error;

@@ -94,7 +94,15 @@ static int pm_read_end(uint32_t slot, uint32_t bytes, int is_short_none, pm_reco
     return error ? pm_page_error(error) : PM_OK;
 }
 
-/* Judges one generation as a whole. Its seal counts if one of its words is right: all else was written before. */
+/* Whether a seal is the expected one: a byte of it may have changed since, as all else was written before. */
+static int pm_is_seal(const pm_seal_t *seal, const pm_seal_t *expected)
+{
+    uint32_t mark = seal->mark ^ expected->mark, check = seal->check ^ expected->check, wrong = 0;
+    for (; mark || check; mark >>= 8, check >>= 8) wrong += ((mark & 0xFFu) != 0) + ((check & 0xFFu) != 0);
+    return wrong <= 1u;
+}
+
+/* Judges one generation as a whole. */
 static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
 {
     PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
@@ -110,7 +118,7 @@ static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_
     const pm_seal_t seal = pm_moving.seal;
     const pm_seal_t expected = pm_seal_of(is_sound ? pm_mark_of(&record) : seal.mark);
     if (is_sound) {
-        const int is_whole = seal.mark == expected.mark || seal.check == expected.check;
+        const int is_whole = pm_is_seal(&seal, &expected);
         found->begun = pm_higher(found->begun, record.number);
         if (is_whole && record.number > found->last) {
             found->last = record.number;
