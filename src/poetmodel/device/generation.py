@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from poetmodel.device.hardware import Device
 
@@ -24,6 +24,12 @@ BLOCK_BYTES: Final = 4096
 """Usual erase block of flash [B]."""
 LEAST_UNIT_BYTES: Final = 4
 """Tensors, sums and records begin at multiples of this at least [B]."""
+
+
+PAGE_BYTES: Final = 256
+"""Generations in one erase block share no multiple of this, a page of usual NOR flash [B]."""
+PADDING_BYTES: Final = 64
+"""Room left for each slot of such a generation, for a driver that finds larger write units [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,17 @@ class GenerationLayout:
     def blocks(self, sizes: Iterable[int]) -> int:
         """Return the number of blocks in a generation, all of which a commit erases."""
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
+
+    def in_one_block(self, sizes: Sequence[int]) -> int:
+        """Return the number of generations that can share an erase block: even, or 1.
+
+        Two such blocks keep the newest one, as a block is erased before its first generation only.
+        ``PM_BLOCK_GENERATIONS`` of an exported folder is the same.
+        """
+        unit = max(LEAST_UNIT_BYTES, self.write_unit_bytes)
+        step = (PAGE_BYTES - 1 + unit) // unit * unit
+        size = self.size_bytes(sizes) + PADDING_BYTES * (len(sizes) + 2)
+        return max(1, self.erase_block_bytes // ((size + step) // step * step) // 2 * 2)
 
     def _in_units(self, size_bytes: int) -> int:
         unit = max(LEAST_UNIT_BYTES, self.write_unit_bytes)

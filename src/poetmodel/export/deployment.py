@@ -218,8 +218,24 @@ class Deployment:
         if flash is not None and self.device.commits_to_flash:
             most = int(NEARLY_FULL * flash.size_bytes) - sum(self.program.values())
             room = min(flash.storage_bytes if self.saves else room, most - beside)
-        each = self.commit_erases * self.layout.erase_block_bytes
-        return max(2, min(room // each, MOST_GENERATIONS))
+        shared = self.generations_in_block
+        return max(2, min(room // self._erased_bytes, MOST_GENERATIONS // shared)) * shared
+
+    @property
+    def generations_in_block(self) -> int:
+        """How many generations share an erase block, where a commit wears one; else 1."""
+        worn = self.generation and self._endurance_cycles is not None
+        return self.layout.in_one_block(self.generation_bytes) if worn else 1
+
+    @property
+    def _generations_apart(self) -> int:
+        """How many of the generations share no erase block."""
+        return self.generations // self.generations_in_block
+
+    @property
+    def _erased_bytes(self) -> int:
+        """The blocks of one generation [B]."""
+        return self.commit_erases * self.layout.erase_block_bytes
 
     @property
     def _endurance_cycles(self) -> float | None:
@@ -232,22 +248,20 @@ class Deployment:
     @property
     def saved_bytes(self) -> int:
         """What generations take of flash in its blocks, where storage forgets [B]."""
-        each = self.commit_erases * self.layout.erase_block_bytes
-        return self.generations * each if self.saves else 0
+        return self._generations_apart * self._erased_bytes if self.saves else 0
 
     @property
     def stored_bytes(self) -> int:
         """What storage takes in its blocks: pages, and all generations [B]."""
-        return self._stored_bytes(self.generations)
+        return self._stored_bytes(self._generations_apart)
 
     @property
     def least_stored_bytes(self) -> int:
         """The same with two generations, where there are any [B]."""
-        return self._stored_bytes(min(self.generations, 2))
+        return self._stored_bytes(min(self._generations_apart, 2))
 
     def _stored_bytes(self, generations: int) -> int:
-        each = 0 if self.saves else self.commit_erases * self.layout.erase_block_bytes
-        return self._paged_bytes + generations * each
+        return self._paged_bytes + (0 if self.saves else generations * self._erased_bytes)
 
     @property
     def commit_bytes(self) -> int:
@@ -256,7 +270,7 @@ class Deployment:
 
     @property
     def commit_erases(self) -> int:
-        """How many blocks one commit erases."""
+        """How many blocks a commit erases at most: of generations in one block, one erases it."""
         return self.layout.blocks(self.generation_bytes) if self.generation else 0
 
     @property

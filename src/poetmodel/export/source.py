@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES
+from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
 from poetmodel.export.kernels import RANDOM, SOURCES
@@ -139,6 +139,7 @@ class StepSource:
             bytes=deployment.stored_bytes,
             record=RECORD_BYTES if deployment.generation else 0,
             seal=SEAL_BYTES if deployment.generation else 0,
+            padding=PADDING_BYTES,
             instance=sha256(deployment.prefix.encode()).hexdigest()[:8],
             stored=self._stored(),
             names="\n".join(self._names({*numbers, *_STORAGE_NUMBERS, _GUARD})),
@@ -417,9 +418,22 @@ extern "C" {{
 #define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS(bytes)
 #endif
 {stored}
+/* Where an erase block has room for several generations they lie in pages of 256 bytes of their own,
+   in at least two blocks: the block of the whole one is not erased. */
+#define PM_GENERATION_BYTES (PM_IN_UNITS({record}u) + PM_STATE_BYTES + PM_IN_UNITS({seal}u))
+#define PM_PITCH_STEP ((255u + PM_UNIT) / PM_UNIT * PM_UNIT)
+#define PM_PITCH \\
+    ((PM_GENERATION_BYTES + {padding}u * PM_STATE_SLOTS + PM_PITCH_STEP) / PM_PITCH_STEP * \\
+     PM_PITCH_STEP)
+#define PM_SHARE \\
+    (PM_COMMIT_BLOCK / PM_PITCH < PM_GENERATIONS / 2u ? PM_COMMIT_BLOCK / PM_PITCH \\
+                                                      : PM_GENERATIONS / 2u)
+#define PM_BLOCK_GENERATIONS (PM_SHARE < 2u ? 1u : PM_SHARE / 2u * 2u)
 #define PM_COMMITTED_BYTES \\
-    (PM_GENERATIONS * ((PM_IN_UNITS({record}u) + PM_STATE_BYTES + PM_IN_UNITS({seal}u) + \\
-                        PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK))
+    (PM_BLOCK_GENERATIONS > 1u \\
+         ? (PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \\
+         : PM_GENERATIONS * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \\
+                             PM_COMMIT_BLOCK))
 #ifndef PM_STORED_BYTES
 #define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES))
 #endif

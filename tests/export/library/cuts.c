@@ -1,7 +1,8 @@
 /* Cuts the power in operations of flash, and holds what comes after the restart to what was done before: `cuts FIRST COUNT`.
    Flash is erased by blocks and programmed by OPERATION bytes at a time; a cut one is not done, done in part, done, or
-   leaves garbage, and nothing after it is done. A trial has one cut, or several one after the other. It is a process of
-   its own, and prints nothing but for a fault. */
+   leaves garbage, and nothing after it is done. A trial has one cut, several one after the other, or a flash that fails
+   for a while, to which the application writes again and again, before the cut. Each run is a process of its own, and a
+   trial prints nothing but for a fault. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,10 +15,15 @@
 #define PM_FLASH_DRIVER
 #include "port/pm_pages.h"
 
-enum { STEPS = 5, CUT = 9, KINDS = 5, ELEMENTS = 4096 };
+#ifndef STEPS
+#define STEPS 5u
+#endif
+
+enum { CUT = 9, KINDS = 5, ELEMENTS = 4096 };
 
 typedef struct {
     uint32_t operations, cut_at, kind, random, bad; /* bad: a rule of flash that was broken */
+    uint32_t fails;                                 /* how many operations before the cut fail */
     int resumed, error, done;                       /* what pm_resume said, the first error after, whether all steps are */
     uint32_t steps, state, end;                     /* pm_steps after the start, and the state then and at the end */
 } shared_t;
@@ -41,9 +47,11 @@ static unsigned char bits(uint32_t ones)
 }
 
 /* Erases, or programs what `from` says. */
-static void operate(uint32_t address, const unsigned char *from, uint32_t count)
+static int operate(uint32_t address, const unsigned char *from, uint32_t count)
 {
-    const uint32_t kind = ++shared->operations == shared->cut_at ? shared->kind : KINDS;
+    const uint32_t now = ++shared->operations, until = shared->cut_at;
+    const int is_failing = now < until && now + shared->fails >= until;
+    const uint32_t kind = is_failing ? 4u : now == until ? shared->kind : KINDS;
     const uint32_t ones = kind == 1 ? 10u : 19u;
     if (kind == 0) _exit(CUT);
     for (uint32_t k = 0; k < count; k++) {
@@ -54,7 +62,8 @@ static void operate(uint32_t address, const unsigned char *from, uint32_t count)
         else if (kind != 1 && kind != 4) *byte = set;
         else *byte = from ? *byte & (from[k] | (unsigned char)~bits(ones)) : *byte | bits(ones);
     }
-    if (kind < KINDS) _exit(CUT);
+    if (kind < KINDS && !is_failing) _exit(CUT);
+    return is_failing ? PM_ERROR_PAGE : PM_OK;
 }
 
 int pm_storage_read(uint32_t address, void *to, uint32_t count)
@@ -70,12 +79,19 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t count)
     if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address || address % PM_STORAGE_UNIT) abort();
     while (count) {
         const uint32_t left = OPERATION - address % OPERATION, now = count < left ? count : left;
-        if (address % PM_STORAGE_BLOCK == 0) operate(address, 0, PM_STORAGE_BLOCK);
-        operate(address, next, now);
+        if (address % PM_STORAGE_BLOCK == 0 && operate(address, 0, PM_STORAGE_BLOCK)) return PM_ERROR_PAGE;
+        if (operate(address, next, now)) return PM_ERROR_PAGE;
         address += now, next += now, count -= now;
     }
     return PM_OK;
 }
+
+#if PM_MAPPED
+const void *pm_storage_address(uint32_t address)
+{
+    return flash + address;
+}
+#endif
 
 static uint32_t state(void)
 {
@@ -109,17 +125,21 @@ static void train(uint32_t steps)
     if (error == PM_RESUMED_OLDER) error = PM_OK;
     if (error == PM_ERROR_EMPTY) error = pm_init();
     if (!error) shared->steps = pm_steps, shared->state = state();
-    while (!error && pm_steps < steps) error = step(pm_steps);
+    while (!error && pm_steps < steps) {
+        error = step(pm_steps);
+        if (error == PM_TORN) error = pm_resume();
+        else if (error == PM_ERROR_PAGE) error = PM_OK; /* state is as before: again */
+    }
     if (!error) shared->end = state();
     shared->done = !error;
     _exit(shared->error = error);
 }
 
 /* Runs it with a cut in an operation, or without; returns its exit status. */
-static int run(uint32_t steps, uint32_t cut_at, uint32_t kind)
+static int run(uint32_t steps, uint32_t cut_at, uint32_t kind, uint32_t fails)
 {
     int status;
-    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->done = 0;
+    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->fails = fails, shared->done = 0;
     const pid_t child = fork();
     if (child == 0) train(steps);
     (void)waitpid(child, &status, 0);
@@ -143,15 +163,17 @@ static void try_cuts(uint32_t trial)
         const uint32_t near = number() % 3u, kind = number() % KINDS;
         const uint32_t cut = near == 0 && end > 4u ? end - number() % 4u : 1u + number() % operations[STEPS];
         const int is_first = !is_begun && whole == 0 && more == (trial % 4u == 3u ? 4u : 1u);
-        if (run(STEPS, cut, kind) != CUT) {
+        const uint32_t after = cut > operations[0] ? cut - operations[0] - 1u : 0;
+        const uint32_t fails = trial % 4u == 2u ? after < 40u ? after : 40u : 0; /* pm_init has done its part before */
+        if (run(STEPS, cut, kind, fails) != CUT) {
             if (!shared->done) fault(trial, "no cut, and no end");
             continue;
         }
         for (uint32_t k = 0; is_first && k <= STEPS; k++) {
-            if (operations[k] < cut) whole = k, is_begun = 1;
+            if (operations[k] < cut - fails) whole = k, is_begun = 1;
         }
     }
-    const int status = run(STEPS, 0, 0);
+    const int status = run(STEPS, 0, 0, 0);
     const int may_be_empty = !is_begun && (shared->resumed == PM_ERROR_EMPTY || shared->resumed == PM_OK);
     if (status || !shared->done) fault(trial, "no end");
     else if (shared->resumed != PM_OK && !may_be_empty) fault(trial, "what is whole is not resumed");
@@ -170,7 +192,7 @@ int main(int count, char **words)
     shared = (shared_t *)(void *)(flash + (PM_STORED_BYTES + 15u) / 16u * 16u);
     for (uint32_t k = 0; k <= STEPS; k++) {
         memset(flash, 0xFF, PM_STORED_BYTES);
-        if (run(k, 0, 0) || shared->resumed != PM_ERROR_EMPTY || shared->bad) return 3;
+        if (run(k, 0, 0, 0) || shared->resumed != PM_ERROR_EMPTY || shared->bad) return 3;
         expected[k] = shared->end, operations[k] = shared->operations;
     }
     const uint32_t first = (uint32_t)atoi(words[1]), trials = (uint32_t)atoi(words[2]);

@@ -13,7 +13,7 @@
 
 _Static_assert(sizeof(pm_record_t) == PM_RECORD_BYTES && sizeof(pm_seal_t) == PM_SEAL_BYTES, "sizes of pm_driver.h");
 
-uint32_t pm_generation;
+uint32_t pm_generation, pm_next;
 uint32_t pm_numbers[2]; /* of the generation that is whole, and of the next one */
 uint32_t pm_commits, pm_steps;
 static uint32_t pm_run;
@@ -150,10 +150,34 @@ static int pm_read_records(uint32_t below, int is_short_none, pm_records_t *foun
     return PM_OK;
 }
 
+/* The place of a generation after another one: the next in its block, or the first in the next block, which its first
+   write erases. There are two blocks at least, so that the block of the whole generation stays. */
+static uint32_t pm_place_after(uint32_t place)
+{
+    const uint32_t blocks = (PM_GENERATIONS + PM_SHARED - 1u) / PM_SHARED;
+    const int is_in_block = (place + 1u) % PM_SHARED && place + 1u < PM_GENERATIONS;
+    return is_in_block ? place + 1u : (place / PM_SHARED + 1u) % blocks * PM_SHARED;
+}
+
+/* Passes over places that a step has begun to write to and no erase has cleared since. */
+static int pm_pass_begun(pm_records_t *found)
+{
+    while (pm_next % PM_SHARED) {
+        uint32_t cleared = 0xFFFFFFFFu, words[PM_RECORD_BYTES / 4u];
+        PM_TRY(pm_read_end(pm_record_slot(pm_next), PM_RECORD_BYTES, 1, found));
+        memcpy(words, &pm_moving, sizeof words);
+        for (uint32_t k = 0; k < PM_RECORD_BYTES / 4u; k++) cleared &= words[k];
+        if (cleared == 0xFFFFFFFFu) break;
+        pm_next = pm_place_after(pm_next);
+    }
+    return PM_OK;
+}
+
 /* Takes what a record says as what holds now; none: what holds before the first commit of a run. */
 static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t begun)
 {
     pm_generation = generation;
+    pm_next = pm_place_after(generation);
     pm_numbers[0] = record->number;
     pm_numbers[1] = begun + 1u;
     pm_run = record->run;
@@ -169,14 +193,17 @@ int pm_commit_clear(void)
     PM_TRY(pm_read_records(0xFFFFFFFFu, 1, &found));
     static const pm_record_t none = {0, 0, 0, 0, 0, 0, 0, 0};
     pm_take(&none, found.generation, found.begun);
-    return PM_OK;
+    return pm_pass_begun(&found);
 }
 
 int pm_commit_begin(uint32_t steps)
 {
-    const uint32_t slot = PM_NEW(pm_record_slot(0)), commits = pm_commits + (steps || !pm_commits ? 1u : 0u);
-    if (pm_begun.number) pm_numbers[1]++; /* no write of this attempt counts for the one before */
-    const uint32_t number = pm_numbers[1], run = pm_commits ? pm_run : number;
+    const uint32_t commits = pm_commits + (steps || !pm_commits ? 1u : 0u);
+    if (pm_begun.number) { /* no write of this attempt counts for the one before */
+        pm_numbers[1]++;
+        if (pm_next % PM_SHARED) pm_next = pm_place_after(pm_next);
+    }
+    const uint32_t slot = pm_record_slot(pm_next), number = pm_numbers[1], run = pm_commits ? pm_run : number;
     const pm_record_t record = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(), number, run, commits, pm_steps + steps, 0};
     pm_begun = record;
     pm_begun.checksum = pm_record_sum(&record);
@@ -188,11 +215,11 @@ int pm_commit_begin(uint32_t steps)
 
 int pm_commit(void)
 {
-    const uint32_t generation = (pm_generation + 1u) % PM_GENERATIONS, slot = pm_seal_slot(generation);
+    const uint32_t slot = pm_seal_slot(pm_next);
     pm_moving.seal = pm_seal_of(pm_mark_of(&pm_begun));
     PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_SEAL_BYTES));
     PM_TRY_PAGE(pm_page_wait(slot));
-    pm_take(&pm_begun, generation, pm_numbers[1]);
+    pm_take(&pm_begun, pm_next, pm_numbers[1]);
     return PM_OK;
 }
 
@@ -214,6 +241,7 @@ int pm_resume(void)
             return found.is_other ? PM_ERROR_OTHER : PM_ERROR_EMPTY;
         }
         pm_take(&found.newest, found.generation, begun);
+        PM_TRY(pm_pass_begun(&found));
         const int error = pm_load_state();
         if (error != PM_ERROR_CHECKSUM) return error ? error : pm_numbers[0] == last ? PM_OK : PM_RESUMED_OLDER;
         below = found.newest.number;

@@ -23,6 +23,9 @@ typedef struct {
     uint32_t check; /* of the identity and the mark, so that it counts beside a damaged record */
 } pm_seal_t;
 
+/* How many generations share an erase block, one behind the other; 1: each begins a block. */
+#define PM_SHARED (PM_BLOCK_GENERATIONS > 1u ? PM_BLOCK_GENERATIONS / (uint32_t)(sizeof(pm_real) / 4u) : 1u)
+
 /* The checksum of a record of any program: memory that is all zeros or all ones is none. */
 static inline uint32_t pm_record_sum(const pm_record_t *record)
 {

@@ -31,15 +31,15 @@ extern uint32_t pm_holds;
    which writes the record; it writes all tensors in the order of their slots, waits, and ends with pm_commit(), which
    writes the seal. pm_init begins with pm_commit_clear(), and writes all of the next one too. Where storage forgets
    (PM_VOLATILE), a step changes state at its home, as without commits, and the end of one that commits copies all of it
-   to the next generation. */
+   to the next generation, which is pm_next from pm_commit_begin on. */
 #if PM_COMMIT
-extern uint32_t pm_generation;
+extern uint32_t pm_generation, pm_next;
 int pm_commit_clear(void);
 int pm_commit_begin(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
 int pm_commit(void);
 int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all state there */
 #define PM_OLD(slot) ((slot) + pm_generation * PM_STATE_SLOTS)
-#define PM_NEW(slot) ((slot) + (pm_generation + 1u) % PM_GENERATIONS * PM_STATE_SLOTS)
+#define PM_NEW(slot) ((slot) + pm_next * PM_STATE_SLOTS)
 #else
 #define PM_OLD(slot) (slot)
 #define PM_NEW(slot) (slot)
