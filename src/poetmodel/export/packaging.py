@@ -235,14 +235,16 @@ use the same chip or partition, `PM_FLASH_START` is where storage begins.
 """
 
 _TURNS: Final = """ State is
-written to {generations:,} places in turn (`PM_GENERATIONS`, which may be less, from 2 on)."""
+written to {generations:,} places in turn (`PM_GENERATIONS`, which may be less, from 2 on); a block
+that has room for several is erased for the first of them alone."""
 _MEMORY: Final = """
   zephyr_library_sources("${CMAKE_CURRENT_LIST_DIR}/../port/driver_ram.c")"""
 _SAVED: Final = """
 
 This storage forgets without power (`PM_VOLATILE`), so state is written to flash apart, {saved:,} B
 (`PM_COMMITTED_BYTES`) in blocks of {block:,} B (`PM_COMMIT_BLOCK`) and units of {unit} B
-(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`). Compile two drivers: one
+(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`); a block that has room for
+several is erased for the first of them alone. Compile two drivers: one
 of memory, `port/driver_ram.c` with `PM_STORAGE_ADDRESS` as where it is mapped, and one of flash, or
 `pm_flash_read` and `pm_flash_write` of `port/pm_storage.h`. Slots from `PM_PAGE_SLOTS` on are in
 flash."""
