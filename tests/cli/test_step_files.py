@@ -273,7 +273,7 @@ def test_what_was_proved_and_what_wears_is_said(tmp_path):
         assert document["stored_bytes"] % 4096 == 0
     state = invoke("state", tmp_path / "commits", "--json").json
     in_ram = sum(tensor["bytes"] for tensor in state if tensor["home"] == "ram")
-    assert written["commits"] == written["plain"] + in_ram + 4 * len(state) + 32
+    assert written["commits"] == written["plain"] + in_ram + 4 * len(state) + 40
 
 
 @pytest.mark.parametrize("device", ["nrf52840", "nano33ble"])

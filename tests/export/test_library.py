@@ -258,6 +258,26 @@ def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
     assert before > 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"commit": True},
+        {"commit": True, "ram": "150%"},
+        {"recompute": False},
+        {"commit": True, "device": "nano33ble"},
+    ],
+    ids=["on storage", "in RAM", "without commits", "mapped"],
+)
+def test_a_step_without_state_is_an_error_that_writes_nothing(tmp_path, options):
+    """Before a start that succeeds, after one that does not, and after a torn step."""
+    needs(Target.HOST)
+    folder = tmp_path / "folder"
+    export_step(load_step(STEP), folder, gap=0.5, **{"ram": "90%"} | options)
+    flags = (f"-I{folder}", f"-I{folder / 'include'}", "-DPM_GENERATIONS=2u", "-lm", "-o", "app")
+    done([*C, *sources(folder), SOURCES / "unstarted.c", *flags], tmp_path)
+    done(["./app"], tmp_path)
+
+
 @pytest.mark.parametrize("nodes", [1, 7, 1000])
 def test_slices_are_the_step(called, nodes):
     """However many nodes at a time: same losses, same state, and as many slices as that takes."""

@@ -185,8 +185,8 @@ def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
         state = _resumed(toys, Target.HOST, tmp_path, printed=len(cut.losses))
         lost += state is None
         assert state in {None, whole.state}
-    # pm_init writes two tensors, each with its sum, and a record.
-    assert lost == 5
+    # pm_init writes a record, two tensors, each with its sum, and a seal.
+    assert lost == 6
     found = toys.run(Target.HOST, (), tmp_path, steps=1, words=("resume",))
     assert found.error == 8
 

@@ -6,6 +6,7 @@ defined as they define it, by a few functions of CMake and headers of C++.
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,32 @@ def test_component_and_module_train(folders, expected, tmp_path, sdk, name):
     assert trained(program, tmp_path) == expected
 
 
+@pytest.mark.parametrize("sdk", ["esp", "zephyr"])
+def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
+    """Behind what others keep in the partition, of which no byte is touched."""
+    start = {"esp": {"PM_FLASH_START": 8192}, "zephyr": {"START": "0x2000"}}[sdk]
+    program = built(sdk, tmp_path, FOLDER=folders("commits"), **start)
+    assert trained(program, tmp_path) == expected
+    partition = (tmp_path / "nor.bin").read_bytes()[65536:]
+    assert partition[:8192] == bytes(8192)  # as a new file has it
+    assert partition[8192:12288] != bytes(4096)
+
+
+def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
+    """The build ends with a sentence, and so it does where the chip has no room behind it."""
+    needs("cmake", "cc")
+    for start, words in ((100, "begins where an erase block does"), (2**24, "does not fit behind")):
+        command = ["cmake", "-S", SOURCES / "cmake" / "board", "-B", tmp_path]
+        given = {"FOLDER": folders("commits"), "APPLICATION": SOURCES / "caller.c"}
+        given |= {"PM_STORAGE": "spi_flash", "PM_FLASH_START": start}
+        done([*command, *(f"-D{name}={value}" for name, value in given.items())], tmp_path)
+        built = subprocess.run(
+            ["cmake", "--build", tmp_path], capture_output=True, text=True, check=False
+        )
+        assert built.returncode != 0
+        assert words in built.stderr + built.stdout
+
+
 @pytest.mark.parametrize("name", ["commits", pytest.param("kws", marks=pytest.mark.seeds)])
 def test_sketch_trains(folders, tmp_path, name):
     """The library has ``src`` as its only include path; noise that is always class 0 is learnt."""
@@ -155,6 +182,11 @@ def test_sdks_read_what_the_folder_says_of_itself(folders):
     assert module["name"] == "vww"
     assert (folder / module["build"]["kconfig"]).is_file()
     assert (folder / module["build"]["cmake"] / "CMakeLists.txt").is_file()
+    kconfig = (folder / module["build"]["kconfig"]).read_text(encoding="utf-8")
+    for option in ("FLASH_AREA", "FLASH_START", "HEADER"):
+        assert f"config POETMODEL_VWW_{option}\n" in kconfig
+        cmake = (folder / "zephyr" / "CMakeLists.txt").read_text(encoding="utf-8")
+        assert f"CONFIG_POETMODEL_VWW_{option}" in cmake
     stored = re.search(r"VWW_STORED_BYTES (\d+)u", (folder / "include" / "vww.h").read_text())
     assert stored is not None
     readme = (folder / "README.md").read_text(encoding="utf-8")

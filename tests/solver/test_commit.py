@@ -104,10 +104,10 @@ def stated(device, commit, **limits):
 
 
 def test_a_commit_costs_what_flash_takes():
-    """Each tensor and its sum in units of 8 B, a record of 32 B, and every block of it erased."""
+    """Tensors and sums in units of 8 B, a record of 32 B, a seal of 8 B; each block erased."""
     problem = stated(board(), 1)
-    written = (104 + 8) + (8 + 8) + 32
-    commit_s = written / 4.0 + 3 * 2.0  # 160 B lie in three blocks of 64
+    written = 32 + (104 + 8) + (8 + 8) + 8
+    commit_s = written / 4.0 + 3 * 2.0  # 168 B lie in three blocks of 64
     assert GenerationLayout(8, 64).size_bytes([100, 4]) == written
     result = solve(problem, gap=0.0)
     assert result.status == "optimal"
@@ -123,7 +123,7 @@ def test_every_nth_step_pays_its_share_and_keeps_state_in_ram():
     """A quarter of time, energy, bytes and erases; a home on storage is refused."""
     whole, fourth = stated(board(), 1), stated(board(), 4)
     paid = [solve(problem, gap=0.0).simulation for problem in (whole, fourth)]
-    assert [run.committed_bytes for run in paid] == [160, 40]
+    assert [run.committed_bytes for run in paid] == [168, 42]
     assert paid[1].steps_until_worn == pytest.approx(4 * paid[0].steps_until_worn)
     for name in ("time_s", "energy_j"):
         paid = getattr(whole.committing, name) / 4
@@ -142,12 +142,12 @@ def test_commits_of_storage_that_forgets_go_to_flash():
     """
     forgets = board(storage=storage(volatile=True), aux_bytes=None)
     problem = stated(forgets, 1)
-    assert problem.committing.time_s == pytest.approx(160 / 4.0 + 3 * 2.0)
+    assert problem.committing.time_s == pytest.approx(168 / 4.0 + 3 * 2.0)
     on_storage = solve(replace(problem, minimize="ram"), gap=0.0)
     sizes = problem.graph.tensor_bytes
     paged = {i for _, i in on_storage.require_schedule().M_out}
     assert paged
-    assert on_storage.simulation.written_bytes == 160 + sum(sizes[i] for i in paged)
+    assert on_storage.simulation.written_bytes == 168 + sum(sizes[i] for i in paged)
     never = stated(forgets, None)
     assert problem.table.page_out_time_s == never.table.page_out_time_s
     problem = stated(board(), 1, aux_bytes=6 * 64)

@@ -66,7 +66,9 @@ class Commit:
     written_bytes: int
     """Written bytes of a generation, checksums and record included, rounded up [B]."""
     erases: float
-    """Blocks that it erases."""
+    """Blocks that it erases at most."""
+    worn_blocks: float
+    """Blocks that it erases on average, where several generations share a block."""
     generation_bytes: int
     """Size of a generation on storage, in whole blocks [B]; there are two at least."""
 
@@ -350,7 +352,9 @@ def _commit(
 
     parts = {i: written(layout.padded(m), page_outs[i], m) for i, m in sizes.items()}
     least = parts
-    rest = written(layout.size_bytes(()), min(page_outs, key=attrgetter("time_s")))
+    quickest = min(page_outs, key=attrgetter("time_s"))
+    ends = [written(size_bytes, quickest) for size_bytes in layout.end_bytes]
+    rest = Cost(sum(end.time_s for end in ends), sum(end.energy_j for end in ends))
     if flash is not None:
         volatile = device is not None and device.is_volatile
         rest = written(layout.size_bytes(sizes.values() if volatile else ()))
@@ -369,6 +373,7 @@ def _commit(
         least=least,
         written_bytes=math.ceil(share * layout.size_bytes(sizes.values())),
         erases=share * blocks,
+        worn_blocks=share * blocks / layout.in_one_block(tuple(sizes.values())),
         generation_bytes=blocks * layout.erase_block_bytes,
     )
     return commit, parts

@@ -25,6 +25,10 @@ STACK_BYTES: Final = 1536
 1,280 and 1,408 at most: for Adam with state that is read in place."""
 COMMIT_STACK_BYTES: Final = 2048
 """The same where state is committed [B]: a U-Net with Adam needed 1,572."""
+RECORD_SLOT: Final = "record of a generation"
+"""Name of the slot in which a generation begins."""
+SEAL_SLOT: Final = "seal of a generation"
+"""Name of the slot in which it ends."""
 WORD_BYTES: Final = 4
 """Each input of a batch begins at a multiple of this [B]."""
 NEARLY_FULL: Final = 0.9
@@ -105,9 +109,14 @@ class Deployment:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """What is kept on storage, by slot: tensors paged out, gradients, state, in this order."""
+        """What is kept on storage, by slot: tensors paged out, gradients, state, in this order.
+
+        The state of a generation is between its record and its seal.
+        """
+        if not self.generation:
+            return tuple(self._page_bytes)
         saved = map(saved_slot, self.generation) if self.saves else self.generation
-        return (*self._page_bytes, *saved)
+        return (*self._page_bytes, RECORD_SLOT, *saved, SEAL_SLOT)
 
     @cached_property
     def page_bytes(self) -> tuple[int, ...]:
@@ -211,8 +220,24 @@ class Deployment:
         if flash is not None and self.device.commits_to_flash:
             most = int(NEARLY_FULL * flash.size_bytes) - sum(self.program.values())
             room = min(flash.storage_bytes if self.saves else room, most - beside)
-        each = self.commit_erases * self.layout.erase_block_bytes
-        return max(2, min(room // each, MOST_GENERATIONS))
+        shared = self.generations_in_block
+        return max(2, min(room // self._erased_bytes, MOST_GENERATIONS // shared)) * shared
+
+    @property
+    def generations_in_block(self) -> int:
+        """How many generations share an erase block, where a commit wears one; else 1."""
+        worn = self.generation and self._endurance_cycles is not None
+        return self.layout.in_one_block(self.generation_bytes) if worn else 1
+
+    @property
+    def _generations_apart(self) -> int:
+        """How many of the generations share no erase block."""
+        return self.generations // self.generations_in_block
+
+    @property
+    def _erased_bytes(self) -> int:
+        """The blocks of one generation [B]."""
+        return self.commit_erases * self.layout.erase_block_bytes
 
     @property
     def _endurance_cycles(self) -> float | None:
@@ -225,31 +250,29 @@ class Deployment:
     @property
     def saved_bytes(self) -> int:
         """What generations take of flash in its blocks, where storage forgets [B]."""
-        each = self.commit_erases * self.layout.erase_block_bytes
-        return self.generations * each if self.saves else 0
+        return self._generations_apart * self._erased_bytes if self.saves else 0
 
     @property
     def stored_bytes(self) -> int:
         """What storage takes in its blocks: pages, and all generations [B]."""
-        return self._stored_bytes(self.generations)
+        return self._stored_bytes(self._generations_apart)
 
     @property
     def least_stored_bytes(self) -> int:
         """The same with two generations, where there are any [B]."""
-        return self._stored_bytes(min(self.generations, 2))
+        return self._stored_bytes(min(self._generations_apart, 2))
 
     def _stored_bytes(self, generations: int) -> int:
-        each = 0 if self.saves else self.commit_erases * self.layout.erase_block_bytes
-        return self._paged_bytes + generations * each
+        return self._paged_bytes + (0 if self.saves else generations * self._erased_bytes)
 
     @property
     def commit_bytes(self) -> int:
-        """What one commit writes: state, checksums, record [B]."""
+        """What one commit writes: record, state, checksums, seal [B]."""
         return self.layout.size_bytes(self.generation_bytes) if self.generation else 0
 
     @property
     def commit_erases(self) -> int:
-        """How many blocks one commit erases."""
+        """How many blocks a commit erases at most: of generations in one block, one erases it."""
         return self.layout.blocks(self.generation_bytes) if self.generation else 0
 
     @property

@@ -111,6 +111,8 @@ class ProgramSource:
         self._torn = False
         self._moving: dict[str, None] = {}
         """The slots whose transfer has begun and is not waited for yet."""
+        self.writes_early = False
+        """Whether a step writes committed state before its end."""
         self._slices = 0
         """Nodes that were computed; a step can be ended before each."""
         self._seen: Counter[int] = Counter()
@@ -214,6 +216,7 @@ class ProgramSource:
             return
         yield from self._heading(k)
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
+        yield from self._begin_generation(replaced & self._mapped)
         if replaced:
             self._torn = True
         calls = self.step.calls[k]
@@ -542,7 +545,14 @@ class ProgramSource:
 
     def _page_out(self, name: str) -> Iterator[str]:
         if self._old.get(name, name) not in self._mapped:  # that is written piece by piece
+            yield from self._begin_generation({self._old.get(name)})
             yield from self._transfer("out", name)
+
+    def _begin_generation(self, written: AbstractSet[str | None]) -> Iterator[str]:
+        """Yield the write of the record before the first of the tensors in the next generation."""
+        if not self.writes_early and written & self.deployment.rotating:
+            self.writes_early = True
+            yield self._try("pm_commit_begin(1)")
 
     def _transfer(self, way: str, name: str, *, wait: bool = False) -> Iterator[str]:
         slot = self._slot_of(name)

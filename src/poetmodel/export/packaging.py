@@ -180,7 +180,8 @@ _INIT: Final = "int error = pm_init();"
 _RESUME: Final = """\
 int error = pm_resume();                        /* after a restart: what the last commit left */
 if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or the one before, where that is damaged */
-if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */"""
+if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */
+/* PM_ERROR_OTHER: another program's state is there; pm_init would start anew over it */"""
 
 _SPI: Final = """
 #ifndef ARDUINO_ARCH_ESP32
@@ -229,18 +230,21 @@ a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out
 
 Storage takes {stored:,} B (`PM_STORED_BYTES`): it is erased in blocks of {block:,} B
 (`PM_STORAGE_BLOCK`) and written in units of {unit} B (`PM_STORAGE_UNIT`). Flash wears, and drivers
-level nothing: a page keeps its blocks, which are erased whenever it is written.{turns}
+level nothing: a page keeps its blocks, which are erased whenever it is written.{turns} Where others
+use the same chip or partition, `PM_FLASH_START` is where storage begins.
 """
 
 _TURNS: Final = """ State is
-written to {generations:,} places in turn (`PM_GENERATIONS`, which may be less, from 2 on)."""
+written to {generations:,} places in turn (`PM_GENERATIONS`, which may be less, from 2 on); a block
+that has room for several is erased for the first of them alone."""
 _MEMORY: Final = """
   zephyr_library_sources("${CMAKE_CURRENT_LIST_DIR}/../port/driver_ram.c")"""
 _SAVED: Final = """
 
 This storage forgets without power (`PM_VOLATILE`), so state is written to flash apart, {saved:,} B
 (`PM_COMMITTED_BYTES`) in blocks of {block:,} B (`PM_COMMIT_BLOCK`) and units of {unit} B
-(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`). Compile two drivers: one
+(`PM_COMMIT_UNIT`), to {generations:,} places in turn (`PM_GENERATIONS`); a block that has room for
+several is erased for the first of them alone. Compile two drivers: one
 of memory, `port/driver_ram.c` with `PM_STORAGE_ADDRESS` as where it is mapped, and one of flash, or
 `pm_flash_read` and `pm_flash_write` of `port/pm_storage.h`. Slots from `PM_PAGE_SLOTS` on are in
 flash."""
@@ -291,7 +295,9 @@ Storage has generations of all state, of which one is whole whenever the power g
 writes the next one. Begin with `pm_resume`, which gives back what the last commit left. Only
 `PM_ERROR_EMPTY` says that there is nothing: begin with `pm_init` then. `PM_RESUMED_OLDER` is no
 error: the newest generation is damaged, and the one before was taken. `PM_ERROR_CHECKSUM` says that
-all are damaged, and any other error that storage did not answer: nothing was changed, ask again.
+all are damaged, `PM_ERROR_OTHER` that the state is another program's or another instance's
+(`PM_INSTANCE_ID`), which `pm_init` starts anew over, and any other error that storage did not
+answer: nothing was changed, ask again.
 After `PM_TORN`, `pm_resume` takes the step back. `pm_steps` were done. `pm_write_state` writes a
 generation too: all of it holds, or nothing.
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.device.generation import RECORD_BYTES
+from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
 from poetmodel.export.kernels import RANDOM, SOURCES
@@ -93,8 +93,8 @@ class StepSource:
             "BUFFERS": (len(self._buffers), "of state"),
             "PAGE_SLOTS": (f"{pages}u", "on storage, in blocks of their own"),
             "STATE_SLOTS": (
-                f"{state_slots + bool(state_slots)}u",
-                "of a generation, its record too",
+                f"{state_slots + 2 * bool(state_slots)}u",
+                "of a generation, its record and its seal too",
             ),
             "SLOTS": (_SLOTS if state_slots else f"{pages}u", "all of them"),
             "WEIGHT_REALS": (self.weights.reals, ""),
@@ -107,6 +107,10 @@ class StepSource:
             "STATE_SUMS": (
                 int(deployment.commit and deployment.checksum),
                 "whether with checksums",
+            ),
+            "WRITES_EARLY": (
+                int(self.program.writes_early),
+                "whether a step writes state to storage before its end",
             ),
             "RANDOM": (int(self._draws), "whether it draws random numbers"),
             **(
@@ -134,6 +138,9 @@ class StepSource:
             generations=max(1, deployment.generations),
             bytes=deployment.stored_bytes,
             record=RECORD_BYTES if deployment.generation else 0,
+            seal=SEAL_BYTES if deployment.generation else 0,
+            padding=PADDING_BYTES,
+            instance=sha256(deployment.prefix.encode()).hexdigest()[:8],
             stored=self._stored(),
             names="\n".join(self._names({*numbers, *_STORAGE_NUMBERS, _GUARD})),
             driver=(SOURCES / "pm_driver.h").read_text(encoding="utf-8").rstrip(),
@@ -239,8 +246,9 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _tables(self) -> Iterator[str]:
-        record = (RECORD_BYTES,) if self.deployment.generation else ()
-        slots = (*self.deployment.page_bytes, *self.deployment.generation_bytes, *record)
+        slots = self.deployment.page_bytes
+        if self.deployment.generation:
+            slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
         yield _table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
         yield _table("const pm_buffer_t pm_buffers[]", map(self._buffer, self._buffers))
         pieces: list[str] = []
@@ -376,6 +384,12 @@ extern "C" {{
 
 {numbers}
 
+/* Which copy of the step this is, by the prefix of its names: state of another copy is not resumed.
+   Copies of one prefix, in programs that use the same storage, need numbers of their own. */
+#ifndef PM_INSTANCE_ID
+#define PM_INSTANCE_ID 0x{instance}u
+#endif
+
 /* Storage: all of it; what it programs at a time; what it erases at a time, where every page and
    every generation begins; how many generations of committed state take turns, at least two. The
    defaults are those of the device. */
@@ -404,9 +418,22 @@ extern "C" {{
 #define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS(bytes)
 #endif
 {stored}
+/* Where an erase block has room for several generations they share it, each in pages of 256 bytes
+   of its own; there are two blocks at least, and that of the whole generation is not erased. */
+#define PM_GENERATION_BYTES (PM_IN_UNITS({record}u) + PM_STATE_BYTES + PM_IN_UNITS({seal}u))
+#define PM_PITCH_STEP ((255u + PM_UNIT) / PM_UNIT * PM_UNIT)
+#define PM_PITCH \\
+    ((PM_GENERATION_BYTES + {padding}u * PM_STATE_SLOTS + PM_PITCH_STEP) / PM_PITCH_STEP * \\
+     PM_PITCH_STEP)
+#define PM_SHARE \\
+    (PM_COMMIT_BLOCK / PM_PITCH < PM_GENERATIONS / 2u ? PM_COMMIT_BLOCK / PM_PITCH \\
+                                                      : PM_GENERATIONS / 2u)
+#define PM_BLOCK_GENERATIONS (PM_SHARE < 2u ? 1u : PM_SHARE / 2u * 2u)
 #define PM_COMMITTED_BYTES \\
-    (PM_GENERATIONS * ((PM_STATE_BYTES + PM_IN_UNITS({record}u) + PM_COMMIT_BLOCK - 1u) / \\
-                       PM_COMMIT_BLOCK * PM_COMMIT_BLOCK))
+    (PM_BLOCK_GENERATIONS > 1u \\
+         ? (PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \\
+         : PM_GENERATIONS * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \\
+                             PM_COMMIT_BLOCK))
 #ifndef PM_STORED_BYTES
 #define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES))
 #endif
@@ -422,7 +449,8 @@ extern "C" {{
 int pm_use_arena(void *arena, size_t bytes);
 #endif
 
-/* 0, or an error number; state is then as it was exported. */
+/* 0, or an error number; state is then as it was exported. With commits this starts anew over all
+   that storage has, state of other programs too. */
 int pm_init(void);
 
 /* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t,
@@ -430,7 +458,8 @@ int pm_init(void);
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
    other group stays the same multiple of it as when this was exported.{accumulate}
    With PM_TORN some state is new already; with any other error all state is as before: with
-   PM_ERROR_NUMBER the loss of this batch is not finite. */
+   PM_ERROR_NUMBER the loss of this batch is not finite.
+   PM_ERROR_STATE: begin with pm_init or pm_resume, also after PM_TORN. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
 /* The same in slices, with the same bits. Begin; run some nodes at a time as long as that returns
@@ -470,8 +499,10 @@ _COMMIT_BLOCKS: Final = """\
 _RESUME_DECLARATION: Final = """
 /* In place of pm_init after a restart: PM_OK, with the state of the last step that was committed;
    PM_RESUMED_OLDER, with the one before, as the last one is damaged; PM_ERROR_EMPTY, and that
-   alone, where storage was read and has no state of this step; PM_ERROR_CHECKSUM where what it has
-   is damaged. With any other error storage did not answer: nothing was changed, call again. */
+   alone, where storage was read and has no state at all: call pm_init; PM_ERROR_OTHER where the
+   state is that of another step, of another instance or of another layout; PM_ERROR_CHECKSUM where
+   what it has is damaged. With any other error storage did not answer: nothing was changed, call
+   again. In none of these cases storage was written. */
 int pm_resume(void);
 
 /* Between two steps: writes a generation where the last step did not (PM_COMMIT_EVERY), such as
@@ -534,6 +565,7 @@ int pm_run_nodes(uint32_t nodes)
 _INFER: Final = """
 int pm_infer(const void *const inputs[], pm_real *outputs)
 {{
+    if (pm_holds != PM_HOLDS_STATE) return PM_ERROR_STATE;
     if (pm_progress.slice) return PM_ERROR_BUSY;
 {body}
     return PM_OK;

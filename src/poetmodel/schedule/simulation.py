@@ -310,7 +310,7 @@ def simulate(
             if device is None
             else device.steps_until_worn(
                 ((sizes[i], times) for i, times in paged.items()),
-                committed_blocks=0 if commit is None else commit.erases,
+                committed_blocks=0 if commit is None else commit.worn_blocks,
             )
         ),
         **_figures(graph, costs, computed, (read, written), deadline_counts, makespan_s),

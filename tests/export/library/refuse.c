@@ -57,9 +57,13 @@ static void set(int input, int element, const char *word)
 
 int main(int count, char **words)
 {
-    const void *given[PM_INPUTS];
+    const void *given[PM_INPUTS] = {0};
     pm_real loss;
     const int refused = atoi(words[2]), input = atoi(words[3]), element = atoi(words[4]);
+#if PM_OUTPUTS
+    static pm_real early[PM_OUTPUTS];
+    if (pm_infer(given, early) != PM_ERROR_STATE) return 5;
+#endif
     FILE *file = fopen(words[1], "rb");
     if (!file || pm_init()) return 1;
     for (int k = 0; k < PM_INPUTS; k++) {

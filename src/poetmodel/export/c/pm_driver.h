@@ -13,7 +13,7 @@ typedef PM_REAL pm_real;
 #define PM_ERROR_CHECKSUM 5 /* a page is not what was written */
 #define PM_ERROR_BUSY 6     /* a slot was used while a transfer of it was under way, or state while a step was */
 #define PM_ERROR_INDEX 7    /* no such tensor, or fewer elements than asked for */
-#define PM_ERROR_EMPTY 8    /* storage has no generation of the state: all of it was read */
+#define PM_ERROR_EMPTY 8    /* storage has no generation of any state: all of it was read */
 #define PM_READ_ONLY 9      /* a tensor that no step changes, and that lies in flash */
 #define PM_MORE 10          /* no error: the step goes on with the next slice */
 #define PM_ERROR_IDLE 11    /* no step has begun */
@@ -21,6 +21,8 @@ typedef PM_REAL pm_real;
 #define PM_RESUMED_OLDER 13 /* no error: the newest generation is damaged, state is that of the one before */
 #define PM_ERROR_INPUT 14   /* an index of the data, such as a label, is outside its range */
 #define PM_ERROR_NUMBER 15  /* the loss is not finite: the step has updated nothing */
+#define PM_ERROR_OTHER 16   /* storage has state of another program, or of another instance of this one */
+#define PM_ERROR_STATE 17   /* there is no state: pm_init and pm_resume have not succeeded, or a step was torn since */
 
 /* A tensor as callers see it. */
 typedef struct {
@@ -35,9 +37,12 @@ extern const pm_tensor_t pm_gradients_info[];
 /* What a step asks of storage, where PM_SLOTS is not 0: these functions come from one of the drivers in port/, or from
    the application. Slots have pm_slot_bytes[slot] bytes, and twice that in a build for double. The last PM_STATE_SLOTS
    of that table are one generation of committed state, in the order in which a step writes it; those of the other
-   generations follow, with the same bytes. The last one of each is its record: PM_RECORD_BYTES in every build. */
+   generations follow, with the same bytes. The first one of each is its record and the last one its seal:
+   PM_RECORD_BYTES and PM_SEAL_BYTES in every build. On flash a record lies where an erase block begins, and a seal has a
+   write unit of its own. */
 extern const uint32_t pm_slot_bytes[];
 #define PM_RECORD_BYTES 32u
+#define PM_SEAL_BYTES 8u
 
 /* Begins to write `bytes` bytes to a slot, to read them from it. The memory may be changed, or read, after the wait
    only. At most one transfer of a slot is under way; transfers of several slots may be. */

@@ -38,6 +38,7 @@ uint8_t SPIClass::transfer(uint8_t sent)
         return 0xFF;
     }
     if (command == 0x05) return 0; // never busy
+    if (command == 0x9F) return number == 1 ? 0xEF : number == 2 ? 0x40 : 0x14; // 1 MiB
     if (number < 4) {
         address = address << 8 | sent;
         return 0xFF;

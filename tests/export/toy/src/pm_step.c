@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #endif
 
-#define W_SLOT (1u + TOY_GRADIENT_SLOTS)
+#define W_SLOT (1u + TOY_GRADIENT_SLOTS + PM_COMMIT) /* behind the record */
 #define B_SLOT (W_SLOT + 1u)
+
+uint32_t pm_holds;
 
 static _Alignas(16) unsigned char pm_arena[PM_ARENA_BYTES * PM_SCALE];
 #define PM_REALS(offset) ((pm_real *)(void *)(pm_arena + (offset) * PM_SCALE))
@@ -16,9 +18,12 @@ const uint32_t pm_slot_bytes[] = {
 #ifdef TOY_GRADIENTS
     20, 4,
 #endif
-    20, 4,
 #if PM_COMMIT
     PM_RECORD_BYTES,
+#endif
+    20, 4,
+#if PM_COMMIT
+    PM_SEAL_BYTES,
 #endif
 };
 const pm_tensor_t pm_inputs_info[PM_INPUTS] = {{5, 0}, {1, 4}};
@@ -43,9 +48,10 @@ int pm_init(void)
     *PM_REALS(56) = PM_C(0.5);
 #if PM_COMMIT
     PM_TRY(pm_commit_clear());
+    PM_TRY(pm_commit_begin(0));
     PM_TRY(out(PM_NEW(W_SLOT), PM_REALS(32), 20));
     PM_TRY(out(PM_NEW(B_SLOT), PM_REALS(56), 4));
-    PM_TRY(pm_commit(0));
+    PM_TRY(pm_commit());
 #else
     PM_TRY(out(W_SLOT, PM_REALS(32), 20));
 #endif
@@ -96,12 +102,15 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
     (void)lr;
 #else
     for (int i = 0; i < 5; i++) w[i] -= lr * *g * x[i];
+#if PM_COMMIT
+    PM_TRY(pm_commit_begin(1));
+#endif
     PM_TRY_TORN(out(PM_NEW(W_SLOT), w, 20));
     PM_NODE(2);
     *b -= lr * *g;
 #if PM_COMMIT
     PM_TRY_TORN(out(PM_NEW(B_SLOT), b, 4));
-    PM_TRY_TORN(pm_commit(1));
+    PM_TRY_TORN(pm_commit());
 #endif
 #endif
     PM_FREE(0, 56);

@@ -16,6 +16,7 @@
 #define BUSY_POLLS 3u
 
 static uint8_t chip[CHIP_BYTES] PM_EXTERNAL; /* not erased at first */
+static const uint8_t identification[3] = {0xEF, 0x40, 0x17}; /* of a W25Q64, which has CHIP_BYTES */
 static uint32_t busy;
 static uint8_t latch;
 
@@ -50,6 +51,8 @@ int pm_spi_transfer(const uint8_t *command, uint32_t command_bytes, const uint8_
         for (uint32_t i = 0; i < bytes; i++) in[i] = status();
     } else if (busy) {
         return PM_OK; /* the chip does not listen, and nobody tells */
+    } else if (code == 0x9F) {
+        for (uint32_t i = 0; i < bytes && i < sizeof identification; i++) in[i] = identification[i];
     } else if (code == 0x06) {
         latch = 1;
     } else if (code == 0x03) {

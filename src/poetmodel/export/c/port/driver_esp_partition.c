@@ -1,5 +1,6 @@
 /* Storage on a partition of an ESP32: the one of type data in the partition table whose label is PM_PARTITION. A block
-   is erased when its first byte is written. */
+   is erased when its first byte is written. Storage begins at PM_FLASH_START of it, which two networks in one partition
+   need. */
 #include <string.h>
 
 #include "esp_partition.h"
@@ -39,14 +40,14 @@ static inline unsigned int pm_chip_unit(void)
 static const esp_partition_t *pm_whole_partition(void)
 {
     const esp_partition_t *const partition = pm_partition();
-    return partition && partition->size >= pm_start_of(PM_SLOTS) ? partition : 0;
+    return partition && pm_flash_holds(partition->size) ? partition : 0;
 }
 
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
     const esp_partition_t *const partition = pm_whole_partition();
     if (!partition) return PM_ERROR_PAGE;
-    return esp_partition_read(partition, address, to, bytes) == ESP_OK ? PM_OK : PM_ERROR_PAGE;
+    return esp_partition_read(partition, PM_FLASH_START + address, to, bytes) == ESP_OK ? PM_OK : PM_ERROR_PAGE;
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
@@ -56,6 +57,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
     if (!partition) return PM_ERROR_PAGE;
     const uint32_t unit = pm_chip_unit();
     if (address % unit) return PM_ERROR_PAGE;
+    address += PM_FLASH_START;
 
     const uint32_t before = (address + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
     const uint32_t after = (address + bytes + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
@@ -82,6 +84,6 @@ const void *pm_storage_address(uint32_t address)
         if (!partition) return 0;
         if (esp_partition_mmap(partition, 0, partition->size, ESP_PARTITION_MMAP_DATA, &mapped, &handle)) return 0;
     }
-    return (const unsigned char *)mapped + address;
+    return (const unsigned char *)mapped + PM_FLASH_START + address;
 }
 #endif

@@ -1,5 +1,6 @@
 /* Storage on a flash area of Zephyr: the partition of the devicetree whose node label is PM_PARTITION, on a chip or on the
-   SoC's own flash. A block is erased when its first byte is written. */
+   SoC's own flash. A block is erased when its first byte is written. Storage begins at PM_FLASH_START of it, which two
+   networks in one partition need. */
 #include <string.h>
 #include <zephyr/storage/flash_map.h>
 
@@ -40,8 +41,8 @@ static inline unsigned int pm_chip_unit(void)
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
     const struct flash_area *area;
-    if (pm_area(&area) || area->fa_size < pm_start_of(PM_SLOTS)) return PM_ERROR_PAGE;
-    return flash_area_read(area, (off_t)address, to, bytes) ? PM_ERROR_PAGE : PM_OK;
+    if (pm_area(&area) || !pm_flash_holds((uint32_t)area->fa_size)) return PM_ERROR_PAGE;
+    return flash_area_read(area, (off_t)(PM_FLASH_START + address), to, bytes) ? PM_ERROR_PAGE : PM_OK;
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
@@ -49,9 +50,10 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
     const struct flash_area *area;
     unsigned char last[PM_MOST_UNIT];
     const int error = pm_area(&area);
-    if (error || area->fa_size < pm_start_of(PM_SLOTS)) return PM_ERROR_PAGE;
+    if (error || !pm_flash_holds((uint32_t)area->fa_size)) return PM_ERROR_PAGE;
     const uint32_t unit = flash_area_align(area);
     if (unit == 0 || unit > sizeof last || address % unit) return PM_ERROR_PAGE;
+    address += PM_FLASH_START;
 
     const uint32_t before = (address + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
     const uint32_t after = (address + bytes + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
@@ -74,6 +76,6 @@ const void *pm_storage_address(uint32_t address)
 {
     const struct flash_area *area;
     if (pm_area(&area)) return 0;
-    return (const void *)((uintptr_t)CONFIG_FLASH_BASE_ADDRESS + (uintptr_t)area->fa_off + address);
+    return (const void *)((uintptr_t)CONFIG_FLASH_BASE_ADDRESS + (uintptr_t)area->fa_off + PM_FLASH_START + address);
 }
 #endif

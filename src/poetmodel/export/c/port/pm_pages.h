@@ -30,7 +30,9 @@ static inline uint32_t pm_start_of(uint32_t slot)
 
 #else
 
-#if defined(PM_CHECKSUM) || PM_STATE_SUMS
+#if PM_COMMIT
+#include "../src/pm_record.h"
+#elif defined(PM_CHECKSUM)
 #include "../src/pm_checksum.h"
 #endif
 
@@ -104,10 +106,18 @@ static uint32_t pm_row_of(uint32_t slot)
     return slot;
 }
 
+#if PM_COMMIT
+#define PM_RECORD_ROW PM_PAGE_SLOTS
+#define PM_SEAL_ROW (PM_PAGE_SLOTS + PM_STATE_SLOTS - 1u)
+#endif
+
 static uint32_t pm_bytes_of(uint32_t slot)
 {
     const uint32_t row = pm_row_of(slot);
-    if (PM_COMMIT && row == PM_PAGE_SLOTS + PM_STATE_SLOTS - 1u) return PM_RECORD_BYTES;
+#if PM_COMMIT
+    if (row == PM_RECORD_ROW) return PM_RECORD_BYTES;
+    if (row == PM_SEAL_ROW) return PM_SEAL_BYTES;
+#endif
     return pm_slot_bytes[row] * (uint32_t)(sizeof(pm_real) / 4u);
 }
 
@@ -128,28 +138,45 @@ static uint32_t pm_unit(void)
 static int pm_has_sum(uint32_t slot)
 {
     const uint32_t row = pm_row_of(slot);
-    return PM_STATE_SUMS && row >= pm_count(PM_PAGE_SLOTS) && row != PM_PAGE_SLOTS + PM_STATE_SLOTS - 1u;
+    return PM_STATE_SUMS && row > PM_RECORD_ROW && row < PM_SEAL_ROW;
+}
+
+/* What the slots of a generation take before one of them. */
+static uint32_t pm_rows_before(uint32_t end)
+{
+    uint32_t all = 0;
+    for (uint32_t row = PM_RECORD_ROW; row < end; row++) {
+        all += pm_up(pm_bytes_of(row), pm_unit()) + (pm_has_sum(row) ? pm_up(4u, pm_unit()) : 0u);
+    }
+    return all;
+}
+
+/* Where a generation begins; of one after the last: where they end. */
+static uint32_t pm_generation_start(uint32_t generation)
+{
+    if (PM_SHARED > 1u) {
+        const uint32_t apart = PM_COMMIT_BLOCK / PM_SHARED / PM_PITCH_STEP * PM_PITCH_STEP;
+        if (generation == PM_GENERATIONS) generation = pm_up(generation, PM_SHARED);
+        return generation / PM_SHARED * PM_COMMIT_BLOCK + generation % PM_SHARED * apart;
+    }
+    return generation * pm_up(pm_rows_before(PM_SEAL_ROW + 1u), PM_COMMIT_BLOCK);
 }
 #endif
 
-/* Where a slot begins; of one after the last: where storage ends. */
+/* Where a slot begins; of one after the last: where storage ends. Generations come first, then pages, so that programs
+   with other tensors find each other's records. */
 static uint32_t pm_start_of(uint32_t slot)
 {
     uint32_t start = 0;
+#if PM_COMMIT
+    if (slot >= pm_count(PM_PAGE_SLOTS) && slot < PM_SLOTS) {
+        return pm_generation_start((slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS) + pm_rows_before(pm_row_of(slot));
+    }
+    if (!PM_VOLATILE) start = pm_generation_start(PM_GENERATIONS);
+#endif
     for (uint32_t k = 0; k < slot && k < pm_count(PM_PAGE_SLOTS); k++) {
         start += pm_up(pm_bytes_of(k) + PM_PAGE_SUM_BYTES, PM_STORAGE_BLOCK);
     }
-#if PM_COMMIT
-    if (slot >= pm_count(PM_PAGE_SLOTS)) {
-        uint32_t all = 0;
-        if (PM_VOLATILE) start = 0;
-        for (uint32_t row = PM_PAGE_SLOTS; row < PM_PAGE_SLOTS + PM_STATE_SLOTS; row++) {
-            if (row == pm_row_of(slot)) start += all;
-            all += pm_up(pm_bytes_of(row), pm_unit()) + (pm_has_sum(row) ? pm_up(4u, pm_unit()) : 0u);
-        }
-        start += (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS * pm_up(all, PM_COMMIT_BLOCK);
-    }
-#endif
     return start;
 }
 
@@ -197,6 +224,31 @@ static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
 }
 #endif
 
+#if PM_COMMIT
+/* Where a generation begins with no record, looks for one in its other blocks, and behind the last generation in all of
+   storage: another program may have begun its generations there. What is found has the number 0. */
+static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
+{
+    const uint32_t generation = (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS;
+    const uint32_t next = generation + PM_SHARED < PM_GENERATIONS ? generation + PM_SHARED : PM_GENERATIONS;
+    const uint32_t is_last = next == PM_GENERATIONS && !PM_VOLATILE;
+    const uint32_t end = is_last ? pm_start_of(PM_SLOTS) : pm_generation_start(next);
+    if (generation % PM_SHARED || record->checksum == pm_record_sum(record)) return PM_OK;
+    for (uint32_t at = address + PM_COMMIT_BLOCK; at + PM_RECORD_BYTES <= end; at += PM_COMMIT_BLOCK) {
+        pm_record_t found;
+        const int error = pm_read(slot, at, &found, PM_RECORD_BYTES);
+        if (error) return error == PM_ERROR_SHORT ? PM_OK : error;
+        if (found.checksum == pm_record_sum(&found)) {
+            found.number = 0;
+            found.checksum = pm_record_sum(&found);
+            *record = found;
+            return PM_OK;
+        }
+    }
+    return PM_OK;
+}
+#endif
+
 #ifdef PM_CHECKSUM
 /* Where the sum of a page is: after it, where a write may begin. */
 static uint32_t pm_sum_place(uint32_t address, uint32_t bytes)
@@ -239,6 +291,11 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
     uint32_t address;
     int error = pm_find(slot, 0, bytes, &address);
     if (!error) error = pm_read(slot, address, to, bytes);
+#if PM_COMMIT
+    if (!error && pm_row_of(slot) == PM_RECORD_ROW) {
+        return bytes == PM_RECORD_BYTES ? pm_find_record(slot, address, (pm_record_t *)to) : PM_ERROR_SLOT;
+    }
+#endif
 #if PM_STATE_SUMS
     if (!error && pm_has_sum(slot)) {
         if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
@@ -304,6 +361,23 @@ int pm_page_check(uint32_t slot)
 #endif
 #endif
 
+#endif
+
+#ifdef PM_FLASH_DRIVER
+/* Where storage begins in the chip, the partition or the area: what lies before belongs to others, such as a second
+   network. */
+#ifndef PM_FLASH_START
+#define PM_FLASH_START 0u
+#endif
+#if PM_FLASH_START % PM_STORAGE_BLOCK
+#error "PM_FLASH_START: storage begins where an erase block does, at a multiple of PM_STORAGE_BLOCK (PM_COMMIT_BLOCK where storage forgets)"
+#endif
+
+/* Whether storage fits into so many bytes of flash. */
+static inline int pm_flash_holds(uint32_t bytes)
+{
+    return (uint64_t)PM_FLASH_START + pm_start_of(PM_SLOTS) <= bytes;
+}
 #endif
 
 #endif

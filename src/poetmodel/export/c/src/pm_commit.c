@@ -1,31 +1,23 @@
-/* Commits: of the generations of state on storage one is whole, whenever the power goes. Each ends with a record, which
-   is written last and counts once its checksum is right; the newest one says where the state is. */
-#include <stddef.h>
-
-#include "pm_checksum.h"
+/* Commits: of the generations of state on storage one is whole, whenever the power goes. Each begins with a record and
+   ends with a seal: it is whole where both are right, and the newest whole one has the state. */
+#include "pm_record.h"
 #include "pm_runtime.h"
 
 #if PM_COMMIT
 
-/* PM_RECORD_BYTES. The mark is behind the checksum: it is there where all of the record was written once. */
-typedef struct {
-    uint32_t step_id; /* of another step, or of another order of its state: not ours */
-    uint32_t layout_id;
-    uint32_t number;  /* counts all commits, from 1 on, over each pm_init too */
-    uint32_t run;     /* the number of its pm_init */
-    uint32_t commits; /* pm_commits */
-    uint32_t steps;   /* pm_steps */
-    uint32_t checksum;
-    uint32_t mark;
-} pm_record_t;
-
-#define PM_MARK 0xA5C31E87u /* of the number: neither 0 nor 0xFFFFFFFF is the mark of one that can be */
+/* What the mark of a seal is made of: the first generation of a run has its own. Numbers stay below PM_MOST_COMMITS, so
+   that neither mark can be taken for the other, for zeros or for ones. */
+#define PM_MARK 0xA5C31E87u
+#define PM_FIRST_MARK 0x53C31E87u
 #define PM_MOST_COMMITS 0x10000000u
 
-uint32_t pm_generation;
-uint32_t pm_numbers[2]; /* of the commit that is whole, and of the next one */
+_Static_assert(sizeof(pm_record_t) == PM_RECORD_BYTES && sizeof(pm_seal_t) == PM_SEAL_BYTES, "sizes of pm_driver.h");
+
+uint32_t pm_generation, pm_next;
+uint32_t pm_numbers[2]; /* of the generation that is whole, and of the next one */
 uint32_t pm_commits, pm_steps;
 static uint32_t pm_run;
+static pm_record_t pm_begun; /* of the next generation; its number is 0 until something of that is written */
 
 #if PM_RANDOM
 extern uint32_t pm_random_step; /* see kernels/pm_random.h */
@@ -37,66 +29,161 @@ extern uint32_t pm_random_step; /* see kernels/pm_random.h */
 /* What goes to storage and comes from there: alone in its cache lines, as all in the arena is. */
 static union {
     pm_record_t record;
+    pm_seal_t seal;
     unsigned char lines[(PM_RECORD_BYTES + PM_ALIGNMENT - 1u) / PM_ALIGNMENT * PM_ALIGNMENT];
 } pm_moving __attribute__((aligned(PM_ALIGNMENT)));
 
 static uint32_t pm_record_slot(uint32_t generation)
 {
-    return PM_PAGE_SLOTS + (generation + 1u) * PM_STATE_SLOTS - 1u;
+    return PM_PAGE_SLOTS + generation * PM_STATE_SLOTS;
 }
 
-/* What the records say together. */
+static uint32_t pm_seal_slot(uint32_t generation)
+{
+    return pm_record_slot(generation) + PM_STATE_SLOTS - 1u;
+}
+
+/* The order of the state, and what a build says of storage: another one finds no tensor where this one looks. */
+static uint32_t pm_layout(void)
+{
+    static const uint32_t parts[] = {
+        PM_LAYOUT_ID, PM_COMMIT_UNIT, PM_COMMIT_BLOCK, PM_STATE_SUMS, (uint32_t)sizeof(pm_real),
+    };
+    return pm_checksum(0, parts, sizeof parts);
+}
+
+static pm_seal_t pm_seal_of(uint32_t mark)
+{
+    const uint32_t parts[] = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(), mark};
+    const pm_seal_t seal = {mark, pm_checksum(0, parts, sizeof parts)};
+    return seal;
+}
+
+static uint32_t pm_mark_of(const pm_record_t *record)
+{
+    return record->number ^ (record->number == record->run ? PM_FIRST_MARK : PM_MARK);
+}
+
+/* What storage has. */
 typedef struct {
-    pm_record_t newest; /* of the whole ones below a number; its number is 0 where there is none */
+    pm_record_t newest; /* of the whole generations below a number; its number is 0 without any */
     uint32_t generation;
-    uint32_t last;  /* the highest number of all, 0 without any; a damaged record still has its mark */
-    int is_new_run; /* that one is damaged, and the first of its run */
-    int is_damaged; /* the driver says so of one */
+    uint32_t last;   /* the highest number of all that were whole once, 0 without any */
+    uint32_t begun;  /* the highest number of all */
+    int is_new_run;  /* the last one is damaged, and the first of its run */
+    int is_damaged;  /* the driver says so of one */
+    int is_other;    /* there is a record that is not ours */
 } pm_records_t;
 
-/* Reads all records. A short read is none where pm_init asks: a file may be shorter than what it is to become. */
+static uint32_t pm_higher(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Reads a record or a seal to pm_moving: zeros, which are none, where storage says that it is damaged. A short read is
+   none where pm_init asks: a file may be shorter than what it is to become. */
+static int pm_read_end(uint32_t slot, uint32_t bytes, int is_short_none, pm_records_t *found)
+{
+    int error = pm_page_in(slot, &pm_moving, bytes);
+    if (!error) error = pm_page_wait(slot);
+    if (error == PM_ERROR_CHECKSUM) found->is_damaged = 1;
+    if (error == PM_ERROR_CHECKSUM || (error == PM_ERROR_SHORT && is_short_none)) {
+        memset(&pm_moving, 0, sizeof pm_moving);
+        return PM_OK;
+    }
+    return error ? pm_page_error(error) : PM_OK;
+}
+
+/* Whether a seal is the expected one: a byte of it may have changed since, as all else was written before. */
+static int pm_is_seal(const pm_seal_t *seal, const pm_seal_t *expected)
+{
+    uint32_t mark = seal->mark ^ expected->mark, check = seal->check ^ expected->check, wrong = 0;
+    for (; mark || check; mark >>= 8, check >>= 8) wrong += ((mark & 0xFFu) != 0) + ((check & 0xFFu) != 0);
+    return wrong <= 1u;
+}
+
+/* Judges one generation as a whole. */
+static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
+{
+    PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
+    const pm_record_t record = pm_moving.record;
+    const int is_sound = record.checksum == pm_record_sum(&record);
+    if (is_sound && (record.instance_id != PM_INSTANCE_ID || record.step_id != PM_STEP_ID ||
+                     record.layout_id != pm_layout() || record.number == 0)) {
+        found->is_other = 1;
+        return PM_OK;
+    }
+
+    PM_TRY(pm_read_end(pm_seal_slot(generation), PM_SEAL_BYTES, is_short_none, found));
+    const pm_seal_t seal = pm_moving.seal;
+    const pm_seal_t expected = pm_seal_of(is_sound ? pm_mark_of(&record) : seal.mark);
+    if (is_sound) {
+        const int is_whole = pm_is_seal(&seal, &expected);
+        found->begun = pm_higher(found->begun, record.number);
+        if (is_whole && record.number > found->last) {
+            found->last = record.number;
+            found->is_new_run = 0;
+        }
+        if (is_whole && record.number < below && record.number > found->newest.number) {
+            found->newest = record;
+            found->generation = generation;
+        }
+        return PM_OK;
+    }
+    const int is_first = (seal.mark ^ PM_FIRST_MARK) < PM_MOST_COMMITS;
+    const uint32_t number = seal.mark ^ (is_first ? PM_FIRST_MARK : PM_MARK);
+    if (seal.check == expected.check && number < PM_MOST_COMMITS && number > found->last) {
+        found->last = number;
+        found->is_new_run = is_first;
+    }
+    return PM_OK;
+}
+
 static int pm_read_records(uint32_t below, int is_short_none, pm_records_t *found)
 {
-    const pm_record_t *const record = &pm_moving.record;
     memset(found, 0, sizeof *found);
     found->generation = PM_GENERATIONS - 1u;
     for (uint32_t generation = 0; generation < PM_GENERATIONS; generation++) {
-        const uint32_t slot = pm_record_slot(generation);
-        int error = pm_page_in(slot, &pm_moving, PM_RECORD_BYTES);
-        if (!error) error = pm_page_wait(slot);
-        if (error == PM_ERROR_CHECKSUM) found->is_damaged = 1;
-        if (error == PM_ERROR_CHECKSUM || (error == PM_ERROR_SHORT && is_short_none)) continue;
-        if (error) return pm_page_error(error);
+        PM_TRY(pm_read_generation(generation, below, is_short_none, found));
+    }
+    found->begun = pm_higher(found->begun, found->last);
+    return PM_OK;
+}
 
-        const int is_sound = record->checksum == pm_checksum(0, record, (uint32_t)offsetof(pm_record_t, checksum));
-        const int is_step = record->step_id == PM_STEP_ID, is_layout = record->layout_id == PM_LAYOUT_ID;
-        const uint32_t marked = record->mark ^ PM_MARK;
-        if (is_sound && is_step && is_layout) {
-            if (record->number > found->last) {
-                found->last = record->number;
-                found->is_new_run = 0;
-            }
-            if (record->number < below && record->number > found->newest.number) {
-                found->newest = *record;
-                found->generation = generation;
-            }
-        } else if (!is_sound && (is_step || is_layout) && marked < PM_MOST_COMMITS && marked > found->last) {
-            found->last = marked;
-            found->is_new_run = record->run == marked && record->commits == 1u;
-        }
+/* The place of a generation after another one: the next in its block, or the first in the next block, which its first
+   write erases. There are two blocks at least, so that the block of the whole generation stays. */
+static uint32_t pm_place_after(uint32_t place)
+{
+    const uint32_t blocks = (PM_GENERATIONS + PM_SHARED - 1u) / PM_SHARED;
+    const int is_in_block = (place + 1u) % PM_SHARED && place + 1u < PM_GENERATIONS;
+    return is_in_block ? place + 1u : (place / PM_SHARED + 1u) % blocks * PM_SHARED;
+}
+
+/* Passes over places that a step has begun to write to and no erase has cleared since. */
+static int pm_pass_begun(pm_records_t *found)
+{
+    while (pm_next % PM_SHARED) {
+        uint32_t cleared = 0xFFFFFFFFu, words[PM_RECORD_BYTES / 4u];
+        PM_TRY(pm_read_end(pm_record_slot(pm_next), PM_RECORD_BYTES, 1, found));
+        memcpy(words, &pm_moving, sizeof words);
+        for (uint32_t k = 0; k < PM_RECORD_BYTES / 4u; k++) cleared &= words[k];
+        if (cleared == 0xFFFFFFFFu) break;
+        pm_next = pm_place_after(pm_next);
     }
     return PM_OK;
 }
 
 /* Takes what a record says as what holds now; none: what holds before the first commit of a run. */
-static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t last)
+static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t begun)
 {
     pm_generation = generation;
+    pm_next = pm_place_after(generation);
     pm_numbers[0] = record->number;
-    pm_numbers[1] = last + 1u;
+    pm_numbers[1] = begun + 1u;
     pm_run = record->run;
     pm_commits = record->commits;
     pm_steps = record->steps;
+    pm_begun.number = 0;
     PM_RANDOM_FROM(pm_steps);
 }
 
@@ -104,40 +191,57 @@ int pm_commit_clear(void)
 {
     pm_records_t found;
     PM_TRY(pm_read_records(0xFFFFFFFFu, 1, &found));
-    const pm_record_t none = {0, 0, 0, found.last + 1u, 0, 0, 0, 0};
-    pm_take(&none, found.generation, found.last);
+    static const pm_record_t none = {0, 0, 0, 0, 0, 0, 0, 0};
+    pm_take(&none, found.generation, found.begun);
+    return pm_pass_begun(&found);
+}
+
+int pm_commit_begin(uint32_t steps)
+{
+    const uint32_t commits = pm_commits + (steps || !pm_commits ? 1u : 0u);
+    if (pm_begun.number) { /* no write of this attempt counts for the one before */
+        pm_numbers[1]++;
+        if (pm_next % PM_SHARED) pm_next = pm_place_after(pm_next);
+    }
+    const uint32_t slot = pm_record_slot(pm_next), number = pm_numbers[1], run = pm_commits ? pm_run : number;
+    const pm_record_t record = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(), number, run, commits, pm_steps + steps, 0};
+    pm_begun = record;
+    pm_begun.checksum = pm_record_sum(&record);
+    pm_moving.record = pm_begun;
+    PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_RECORD_BYTES));
+    PM_TRY_PAGE(pm_page_wait(slot));
     return PM_OK;
 }
 
-int pm_commit(uint32_t steps)
+int pm_commit(void)
 {
-    const uint32_t generation = (pm_generation + 1u) % PM_GENERATIONS, slot = pm_record_slot(generation);
-    const uint32_t commits = pm_commits + (steps || !pm_commits ? 1u : 0u);
-    const pm_record_t record = {PM_STEP_ID, PM_LAYOUT_ID, pm_numbers[1], pm_run, commits, pm_steps + steps, 0, 0};
-    pm_moving.record = record;
-    pm_moving.record.checksum = pm_checksum(0, &record, (uint32_t)offsetof(pm_record_t, checksum));
-    pm_moving.record.mark = record.number ^ PM_MARK;
-    PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_RECORD_BYTES));
+    const uint32_t slot = pm_seal_slot(pm_next);
+    pm_moving.seal = pm_seal_of(pm_mark_of(&pm_begun));
+    PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_SEAL_BYTES));
     PM_TRY_PAGE(pm_page_wait(slot));
-    pm_take(&record, generation, record.number);
+    pm_take(&pm_begun, pm_next, pm_numbers[1]);
     return PM_OK;
 }
 
 int pm_resume(void)
 {
     pm_records_t found;
-    uint32_t below = 0xFFFFFFFFu, last = 0, run = 0;
+    uint32_t below = 0xFFFFFFFFu, last = 0, begun = 0, run = 0;
     pm_commits = 0;
+    pm_holds = PM_HOLDS_NOTHING;
     for (;;) {
         PM_TRY(pm_read_records(below, 0, &found));
         if (below == 0xFFFFFFFFu) {
             last = found.last;
+            begun = found.begun;
             run = found.newest.run;
         }
         if (found.newest.number == 0 || found.newest.run != run || found.is_new_run) {
-            return last || found.is_damaged ? PM_ERROR_CHECKSUM : PM_ERROR_EMPTY;
+            if (last || found.is_damaged) return PM_ERROR_CHECKSUM;
+            return found.is_other ? PM_ERROR_OTHER : PM_ERROR_EMPTY;
         }
-        pm_take(&found.newest, found.generation, last);
+        pm_take(&found.newest, found.generation, begun);
+        PM_TRY(pm_pass_begun(&found));
         const int error = pm_load_state();
         if (error != PM_ERROR_CHECKSUM) return error ? error : pm_numbers[0] == last ? PM_OK : PM_RESUMED_OLDER;
         below = found.newest.number;

@@ -9,8 +9,9 @@
    generations), PM_PAGE_SLOTS (those in blocks of their own, the first ones), PM_STATE_SLOTS (of one generation),
    PM_GENERATIONS, PM_COMMIT (0 or 1), PM_COMMIT_EVERY, PM_STATE_SUMS (0 or 1: committed state has checksums), PM_MAPPED
    (0 or 1: storage is read like RAM), PM_VOLATILE (0 or 1: storage forgets
-   without power, so that commits go to flash), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a hash of what a step
-   computes) and PM_LAYOUT_ID (from the order of a generation). Sizes in bytes are those of the float build; all are
+   without power, so that commits go to flash), PM_WRITES_EARLY (0 or 1: a step writes state to storage before its end),
+   PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a hash of what a step computes), PM_LAYOUT_ID (from the order
+   of a generation) and PM_INSTANCE_ID (from the prefix of the names). Sizes in bytes are those of the float build; all are
    PM_SCALE times that. */
 #include "pm.h"
 #include "pm_real.h"
@@ -21,18 +22,24 @@ int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to);
 int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from);
 int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to);
 
+/* What RAM and storage hold: no state since the start of the program, that of a step that was torn, or a whole one. */
+enum { PM_HOLDS_NOTHING, PM_HOLDS_TORN, PM_HOLDS_STATE };
+extern uint32_t pm_holds;
+
 /* Storage with commits. Of the generations of replaced state, whose slots are PM_STATE_SLOTS apart, pm_generation is
-   whole. A step reads that (PM_OLD), writes all of the next one (PM_NEW) in the order of its slots, waits, and ends with
-   pm_commit(1), which writes the record. pm_init begins with pm_commit_clear(), and writes all of the next one too.
-   Where storage forgets (PM_VOLATILE), a step changes state at its home, as without commits, and the end of one that
-   commits copies all of it to the next generation. */
+   whole. A step reads that (PM_OLD). Before it writes a tensor of the next one (PM_NEW) it calls pm_commit_begin(1),
+   which writes the record; it writes all tensors in the order of their slots, waits, and ends with pm_commit(), which
+   writes the seal. pm_init begins with pm_commit_clear(), and writes all of the next one too. Where storage forgets
+   (PM_VOLATILE), a step changes state at its home, as without commits, and the end of one that commits copies all of it
+   to the next generation, which is pm_next from pm_commit_begin on. */
 #if PM_COMMIT
-extern uint32_t pm_generation;
+extern uint32_t pm_generation, pm_next;
 int pm_commit_clear(void);
-int pm_commit(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
+int pm_commit_begin(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
+int pm_commit(void);
 int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all state there */
 #define PM_OLD(slot) ((slot) + pm_generation * PM_STATE_SLOTS)
-#define PM_NEW(slot) ((slot) + (pm_generation + 1u) % PM_GENERATIONS * PM_STATE_SLOTS)
+#define PM_NEW(slot) ((slot) + pm_next * PM_STATE_SLOTS)
 #else
 #define PM_OLD(slot) (slot)
 #define PM_NEW(slot) (slot)

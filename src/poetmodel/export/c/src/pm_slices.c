@@ -10,6 +10,7 @@ int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr)
 #ifdef PM_ARENA_EXTERN
     if (!pm_arena) return PM_ERROR_ARENA;
 #endif
+    if (pm_holds != PM_HOLDS_STATE) return PM_ERROR_STATE;
     if (pm_progress.slice) return PM_ERROR_BUSY;
     for (uint32_t k = 0; k < (uint32_t)PM_INPUTS; k++) pm_progress.inputs[k] = inputs[k];
     pm_progress.lr = lr;
@@ -24,6 +25,7 @@ int pm_step_some(uint32_t nodes)
     /* A slice that is not the first begins with a node, which counts. */
     const int error = pm_run_nodes(pm_progress.slice == FIRST_SLICE ? nodes : nodes - 1u);
     if (error != PM_MORE) pm_progress.slice = 0;
+    if (error == PM_TORN) pm_holds = PM_HOLDS_TORN;
     return error;
 }
 

@@ -8,11 +8,14 @@
 pm_real pm_wide_weights[PM_WEIGHT_REALS ? PM_WEIGHT_REALS : 1];
 #endif
 
+uint32_t pm_holds;
+
 #ifdef PM_ARENA_EXTERN
 unsigned char *pm_arena;
 
 int pm_use_arena(void *arena, size_t bytes)
 {
+    pm_holds = PM_HOLDS_NOTHING;
     const int fits = arena && bytes >= (size_t)PM_ARENA_BYTES * PM_SCALE && (uintptr_t)arena % PM_ALIGNMENT == 0;
     pm_arena = fits ? arena : 0;
     return fits ? PM_OK : PM_ERROR_ARENA;
@@ -174,8 +177,8 @@ static int write_buffer(const pm_buffer_t *buffer, const change_t *what)
 /* Copies all state that steps change to the next generation. */
 static int put_all(void)
 {
-    for (uint32_t row = 0; row + 1u < PM_STATE_SLOTS; row++) {
-        const pm_buffer_t *buffer = &pm_buffers[pm_saved[row]];
+    for (uint32_t row = 1; row + 1u < PM_STATE_SLOTS; row++) {
+        const pm_buffer_t *buffer = &pm_buffers[pm_saved[row - 1u]];
         const uint32_t slot = PM_NEW(PM_PAGE_SLOTS + row);
         const void *from = PM_ADDRESS(buffer->address);
         if (buffer->home == PM_STORAGE) {
@@ -195,8 +198,8 @@ static int put_all(void)
 /* Copies it back from the generation that is whole; a storage that is mapped is memory, and written like that. */
 static int fetch_all(void)
 {
-    for (uint32_t row = 0; row + 1u < PM_STATE_SLOTS; row++) {
-        const pm_buffer_t *buffer = &pm_buffers[pm_saved[row]];
+    for (uint32_t row = 1; row + 1u < PM_STATE_SLOTS; row++) {
+        const pm_buffer_t *buffer = &pm_buffers[pm_saved[row - 1u]];
         const uint32_t slot = PM_OLD(PM_PAGE_SLOTS + row);
         void *to = PM_ADDRESS(buffer->address);
 #if PM_MAPPED
@@ -232,10 +235,13 @@ static int write_state(const change_t *what)
             commits |= PM_VOLATILE;
         }
     }
+#if PM_COMMIT
+    PM_TRY(commits ? pm_commit_begin(0) : PM_OK);
+#endif
 #if PM_VOLATILE
     PM_TRY(commits ? put_all() : PM_OK);
 #elif PM_COMMIT
-    for (uint32_t slot = PM_PAGE_SLOTS; commits && slot + 1u < PM_PAGE_SLOTS + PM_STATE_SLOTS; slot++) {
+    for (uint32_t slot = PM_PAGE_SLOTS + 1u; commits && slot + 1u < PM_PAGE_SLOTS + PM_STATE_SLOTS; slot++) {
         for (uint32_t k = 0; k < PM_BUFFERS; k++) {
             if (pm_buffers[k].slot == slot) {
                 PM_TRY(write_buffer(&pm_buffers[k], what));
@@ -244,7 +250,7 @@ static int write_state(const change_t *what)
     }
 #endif
 #if PM_COMMIT
-    return commits ? pm_commit(0) : PM_OK;
+    return commits ? pm_commit() : PM_OK;
 #else
     (void)commits;
     return PM_OK;
@@ -267,6 +273,7 @@ static void widen(void)
 /* What pm_init and pm_resume begin with. */
 static int prepare(void)
 {
+    pm_holds = PM_HOLDS_NOTHING;
 #ifdef PM_ARENA_EXTERN
     if (!pm_arena) {
         return PM_ERROR_ARENA;
@@ -287,7 +294,9 @@ int pm_init(void)
     PM_TRY(pm_commit_clear());
 #endif
     static const change_t all = {0, 0, 0, 0};
-    return write_state(&all);
+    PM_TRY(write_state(&all));
+    pm_holds = PM_HOLDS_STATE;
+    return PM_OK;
 }
 
 #if PM_COMMIT
@@ -301,7 +310,7 @@ int pm_load_state(void)
             PM_TRY(write_buffer(&pm_buffers[k], &all));
         }
     }
-    return fetch_all();
+    PM_TRY(fetch_all());
 #else
 #if PM_STATE_SUMS
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
@@ -320,13 +329,15 @@ int pm_load_state(void)
             PM_TRY(fetch(&pm_buffers[k]));
         }
     }
-    return PM_OK;
 #endif
+    pm_holds = PM_HOLDS_STATE;
+    return PM_OK;
 }
 
 /* Writes what the step has not written to the next generation: what lives in RAM, or all. */
-static int put_rest(void)
+static int put_rest(uint32_t steps)
 {
+    PM_TRY(PM_WRITES_EARLY ? PM_OK : pm_commit_begin(steps));
 #if PM_VOLATILE
     PM_TRY(put_all());
 #endif
@@ -344,20 +355,23 @@ int pm_save_step(void)
         pm_steps++;
         return PM_OK;
     }
-    PM_TRY(put_rest());
-    return pm_commit(1);
+    PM_TRY(put_rest(1));
+    return pm_commit();
 }
 
 int pm_commit_now(void)
 {
+    if (pm_holds != PM_HOLDS_STATE) {
+        return PM_ERROR_STATE;
+    }
     if (pm_progress.slice) {
         return PM_ERROR_BUSY;
     }
     if (pm_steps % PM_COMMIT_EVERY == 0) {
         return PM_OK; /* the last step did */
     }
-    PM_TRY(put_rest());
-    return pm_commit(0);
+    PM_TRY(put_rest(0));
+    return pm_commit();
 }
 #endif
 
@@ -392,6 +406,9 @@ static int refused(int index, uint32_t first, uint32_t count)
         count > pm_states_info[index].elements - first) {
         return PM_ERROR_INDEX;
     }
+    if (pm_holds == PM_HOLDS_NOTHING) {
+        return PM_ERROR_STATE;
+    }
     return pm_progress.slice ? PM_ERROR_BUSY : PM_OK; /* the state is that of no step, and its room may be used */
 }
 
@@ -420,6 +437,9 @@ int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)
 int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from)
 {
     PM_TRY(refused(index, first, count));
+    if (pm_holds == PM_HOLDS_TORN) {
+        return PM_ERROR_STATE;
+    }
     const change_t what = {(const unsigned char *)from, index, first, count};
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         const uint8_t home = pm_buffers[k].home;
@@ -455,6 +475,9 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
     if (index < 0 || index >= PM_GRADIENTS || first > pm_gradients_info[index].elements ||
         count > pm_gradients_info[index].elements - first) {
         return PM_ERROR_INDEX;
+    }
+    if (pm_holds == PM_HOLDS_NOTHING) {
+        return PM_ERROR_STATE;
     }
     if (pm_progress.slice) {
         return PM_ERROR_BUSY;

@@ -1,4 +1,7 @@
 /* Where generations of state go, as the storage of this board forgets them: as the pages of other boards. */
+#ifndef PM_FLASH_START
+#define PM_FLASH_START 0u
+#endif
 #include <pm.h>
 
 #ifdef ARDUINO_ARCH_ESP32

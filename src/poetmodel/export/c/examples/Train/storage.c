@@ -1,4 +1,8 @@
-/* Where the pages of the sketch go: on an ESP32 to a partition of its flash, else to a flash chip on the SPI bus. */
+/* Where the pages of the sketch go: on an ESP32 to a partition of its flash, else to a flash chip on the SPI bus. What
+   else is kept there, such as the state of a second network, must lie before PM_FLASH_START, a multiple of 4096. */
+#ifndef PM_FLASH_START
+#define PM_FLASH_START 0u
+#endif
 #include <pm.h>
 
 #if PM_VOLATILE /* memory: its address is PM_STORAGE_ADDRESS, or its section PM_STORAGE_SECTION; see flash.c */

@@ -1,0 +1,202 @@
+/* Cuts the power in operations of flash, and holds what comes after the restart to what was done before: `cuts FIRST COUNT`.
+   Flash is erased by blocks and programmed by OPERATION bytes at a time; a cut one is not done, done in part, done, or
+   leaves garbage, and nothing after it is done. A trial has one cut, several one after the other, or a flash that fails
+   for a while, to which the application writes again and again, before the cut. Each run is a process of its own, and a
+   trial prints nothing but for a fault. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pm.h"
+#define PM_FLASH_DRIVER
+#include "port/pm_pages.h"
+
+#ifndef STEPS
+#define STEPS 5u
+#endif
+
+enum { CUT = 9, KINDS = 5, ELEMENTS = 4096 };
+
+typedef struct {
+    uint32_t operations, cut_at, kind, random, bad; /* bad: a rule of flash that was broken */
+    uint32_t fails;                                 /* how many operations before the cut fail */
+    int resumed, error, done;                       /* what pm_resume said, the first error after, whether all steps are */
+    uint32_t steps, state, end;                     /* pm_steps after the start, and the state then and at the end */
+} shared_t;
+
+static shared_t *shared;
+static unsigned char *flash;
+static uint32_t expected[STEPS + 1], operations[STEPS + 1]; /* after each step */
+
+static uint32_t number(void)
+{
+    shared->random = shared->random * 1664525u + 1013904223u;
+    return shared->random >> 8;
+}
+
+/* Bits of which so many of 20 are ones. */
+static unsigned char bits(uint32_t ones)
+{
+    unsigned char byte = 0;
+    for (int k = 0; k < 8; k++) byte = (unsigned char)(byte << 1 | (number() % 20u < ones));
+    return byte;
+}
+
+/* Erases, or programs what `from` says. */
+static int operate(uint32_t address, const unsigned char *from, uint32_t count)
+{
+    const uint32_t now = ++shared->operations, until = shared->cut_at;
+    const int is_failing = now < until && now + shared->fails >= until;
+    const uint32_t kind = is_failing ? 4u : now == until ? shared->kind : KINDS;
+    const uint32_t ones = kind == 1 ? 10u : 19u;
+    if (kind == 0) _exit(CUT);
+    for (uint32_t k = 0; k < count; k++) {
+        unsigned char *const byte = flash + address + k;
+        const unsigned char set = from ? *byte & from[k] : 0xFFu;
+        if (from && *byte != 0xFFu) shared->bad++;
+        if (kind == 3) *byte = bits(10);
+        else if (kind != 1 && kind != 4) *byte = set;
+        else *byte = from ? *byte & (from[k] | (unsigned char)~bits(ones)) : *byte | bits(ones);
+    }
+    if (kind < KINDS && !is_failing) _exit(CUT);
+    return is_failing ? PM_ERROR_PAGE : PM_OK;
+}
+
+int pm_storage_read(uint32_t address, void *to, uint32_t count)
+{
+    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
+    memcpy(to, flash + address, count);
+    return PM_OK;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t count)
+{
+    const unsigned char *next = from;
+    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address || address % PM_STORAGE_UNIT) abort();
+    while (count) {
+        const uint32_t left = OPERATION - address % OPERATION, now = count < left ? count : left;
+        if (address % PM_STORAGE_BLOCK == 0 && operate(address, 0, PM_STORAGE_BLOCK)) return PM_ERROR_PAGE;
+        if (operate(address, next, now)) return PM_ERROR_PAGE;
+        address += now, next += now, count -= now;
+    }
+    return PM_OK;
+}
+
+#if PM_MAPPED
+const void *pm_storage_address(uint32_t address)
+{
+    return flash + address;
+}
+#endif
+
+static uint32_t state(void)
+{
+    static pm_real values[ELEMENTS];
+    uint32_t sum = 0;
+    for (int k = 0; k < PM_STATES; k++) {
+        if (pm_read_state(k, values)) abort();
+        sum = pm_checksum(sum, values, pm_states_info[k].elements * (uint32_t)sizeof(pm_real));
+    }
+    return sum;
+}
+
+static int step(uint32_t batch)
+{
+    static pm_real values[PM_INPUTS][ELEMENTS];
+    const void *inputs[PM_INPUTS];
+    pm_real loss;
+    for (int k = 0; k < PM_INPUTS; k++) {
+        inputs[k] = values[k];
+        for (uint32_t i = 0; i < pm_inputs_info[k].elements && !pm_inputs_info[k].integer_bytes; i++) {
+            values[k][i] = (pm_real)((i * 7u + batch * 13u) % 17u) / 8 - 1;
+        }
+    }
+    return pm_step(inputs, (pm_real)0.05, &loss);
+}
+
+/* An application, from its start to the end of some steps. */
+static void train(uint32_t steps)
+{
+    int error = shared->resumed = pm_resume();
+    if (error == PM_RESUMED_OLDER) error = PM_OK;
+    if (error == PM_ERROR_EMPTY) error = pm_init();
+    if (!error) shared->steps = pm_steps, shared->state = state();
+    while (!error && pm_steps < steps) {
+        error = step(pm_steps);
+        if (error == PM_TORN) error = pm_resume();
+        else if (error == PM_ERROR_PAGE) error = PM_OK; /* state is as before: again */
+    }
+    if (!error) shared->end = state();
+    shared->done = !error;
+    _exit(shared->error = error);
+}
+
+/* Runs it with a cut in an operation, or without; returns its exit status. */
+static int run(uint32_t steps, uint32_t cut_at, uint32_t kind, uint32_t fails)
+{
+    int status;
+    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->fails = fails, shared->done = 0;
+    const pid_t child = fork();
+    if (child == 0) train(steps);
+    (void)waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+static void fault(uint32_t trial, const char *what)
+{
+    printf("trial %u: %s: resume %d error %d steps %u\n", trial, what, shared->resumed, shared->error, shared->steps);
+}
+
+/* One trial of those with a number: a cut in the record, in the seal, in any operation, or up to four of these. */
+static void try_cuts(uint32_t trial)
+{
+    uint32_t whole = 0; /* steps that are whole for sure */
+    int is_begun = 0;   /* whether a first generation is */
+    memset(flash, trial % 3u ? 0xFF : 0x5A, PM_STORED_BYTES);
+    shared->random = trial * 2654435761u, shared->bad = 0;
+    for (uint32_t more = trial % 4u == 3u ? 4u : 1u; more; more--) {
+        const uint32_t target = number() % (STEPS + 1u), end = operations[target];
+        const uint32_t near = number() % 3u, kind = number() % KINDS;
+        const uint32_t cut = near == 0 && end > 4u ? end - number() % 4u : 1u + number() % operations[STEPS];
+        const int is_first = !is_begun && whole == 0 && more == (trial % 4u == 3u ? 4u : 1u);
+        const uint32_t after = cut > operations[0] ? cut - operations[0] - 1u : 0;
+        const uint32_t fails = trial % 4u == 2u ? after < 40u ? after : 40u : 0; /* pm_init has done its part before */
+        if (run(STEPS, cut, kind, fails) != CUT) {
+            if (!shared->done) fault(trial, "no cut, and no end");
+            continue;
+        }
+        for (uint32_t k = 0; is_first && k <= STEPS; k++) {
+            if (operations[k] < cut - fails) whole = k, is_begun = 1;
+        }
+    }
+    const int status = run(STEPS, 0, 0, 0);
+    const int may_be_empty = !is_begun && (shared->resumed == PM_ERROR_EMPTY || shared->resumed == PM_OK);
+    if (status || !shared->done) fault(trial, "no end");
+    else if (shared->resumed != PM_OK && !may_be_empty) fault(trial, "what is whole is not resumed");
+    else if (shared->steps < whole) fault(trial, "steps are lost");
+    else if (shared->state != expected[shared->steps]) fault(trial, "another state");
+    else if (shared->end != expected[STEPS]) fault(trial, "another end");
+    else if (shared->bad) fault(trial, "written without an erase");
+}
+
+int main(int count, char **words)
+{
+    const size_t size = PM_STORED_BYTES + sizeof(shared_t);
+    if (count != 3) return 2;
+    flash = mmap(0, size + PM_STORAGE_BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (flash == MAP_FAILED) return 2;
+    shared = (shared_t *)(void *)(flash + (PM_STORED_BYTES + 15u) / 16u * 16u);
+    for (uint32_t k = 0; k <= STEPS; k++) {
+        memset(flash, 0xFF, PM_STORED_BYTES);
+        if (run(k, 0, 0, 0) || shared->resumed != PM_ERROR_EMPTY || shared->bad) return 3;
+        expected[k] = shared->end, operations[k] = shared->operations;
+    }
+    const uint32_t first = (uint32_t)atoi(words[1]), trials = (uint32_t)atoi(words[2]);
+    for (uint32_t trial = first; trial < first + trials; trial++) try_cuts(trial);
+    printf("%u trials\n", trials);
+    return 0;
+}

@@ -1,0 +1,64 @@
+"""Power cuts in every operation of flash, whatever it programs at a time."""
+
+import pytest
+
+from kit.digits import exporter
+from kit.nor_flash import C
+from kit.programs import done, needs
+from kit.rotation import parts
+
+CUTS = 30_000
+"""All that are tried, with every seed."""
+PARTS = 32
+FLASHES = {
+    "4 B": (4, 4, 1024, 2, "storage"),
+    "8 B": (8, 8, 1024, 3, "storage"),
+    "16 B": (16, 16, 16384, 8, "storage"),
+    "32 B": (32, 32, 1024, 2, "RAM"),
+    "64 B": (64, 64, 16384, 12, "RAM"),
+    "256 B": (256, 256, 4096, 2, "storage"),
+    "any byte of a page": (1, 256, 32768, 17, "storage"),
+    "words of a page": (4, 64, 4096, 2, "RAM"),
+    "read in place": (4, 4, 16384, 8, "in place"),
+}
+"""Write unit, what an operation programs, erase block [B]; generations, of which large blocks have
+several; where state lives."""
+PLANS = {
+    "storage": {"ram": "90%", "commit": True},
+    "RAM": {"ram": "150%", "commit": True},
+    "in place": {"ram": "90%", "device": "nano33ble", "commit": True},
+}
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    """Return what runs trials on flash of a kind, from a number on, and returns what they say."""
+    needs("cc")
+    folders, made = exporter(tmp_path_factory, PLANS), {}
+
+    def run(name, first, count):
+        if name not in made:
+            unit, operation, block, generations, home = FLASHES[name]
+            folder, app = folders(home), tmp_path_factory.mktemp("flash") / "app"
+            sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
+            sizes |= {"PM_GENERATIONS": generations, "STEPS": max(5, generations + 2)}
+            flags = [f"-D{macro}={size}u" for macro, size in sizes.items()]
+            includes = (f"-I{folder / 'include'}", f"-I{folder}")
+            main = str(__file__).replace("test_power_cuts.py", "library/cuts.c")
+            sources = [*sorted((folder / "src").glob("*.c")), main]
+            done([*C, *flags, *includes, *sources, "-lm", "-o", app], folder)
+            made[name] = app
+        return done([made[name], str(first), str(count)], made[name].parent)
+
+    return run
+
+
+@pytest.mark.parametrize("flash", FLASHES)
+@parts(PARTS)
+def test_no_cut_loses_or_invents_anything(trials, flash, part):
+    """A restart finds the last whole generation, or none before the first one, and says no more.
+
+    No cut leaves a checksum that is wrong for ever, or damage that there was not.
+    """
+    count = part.share(CUTS // len(FLASHES)) + 1
+    assert trials(flash, part.number * count, count) == f"{count} trials\n"

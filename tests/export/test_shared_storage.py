@@ -1,0 +1,135 @@
+"""Storage that another network uses too, and a chip that does not answer."""
+
+import pytest
+
+from kit.digits import STEP, linear_step
+from kit.nor_flash import C
+from kit.programs import done, needs
+from poetmodel.export.exporting import export_step
+from poetmodel.export.io import load_step
+
+PAGE, EMPTY, OTHER = 2, 8, 16
+PLAN = {"ram": "90%", "commit": True, "gap": 0.5}
+NETWORKS = {"foo": "digits", "bar": "digits", "lin": "linear", "huge": "digits"}
+"""Two copies of one network, one with another layout, and one that takes more storage."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return exported networks by prefix."""
+    needs("cc")
+    made = {}
+    for prefix, name in NETWORKS.items():
+        made[prefix] = tmp_path_factory.mktemp(prefix)
+        step = load_step(STEP) if name == "digits" else linear_step()
+        plan = PLAN if name == "digits" else PLAN | {"ram": "150%"}
+        export_step(step, made[prefix], prefix=prefix, **plan)
+    return made
+
+
+@pytest.fixture(scope="module")
+def chip(folders, tmp_path_factory):
+    """Return what two networks on one chip say, with flags of their build."""
+    made = {}
+
+    def say(first, second, words, *flags):
+        key = first, second, flags
+        if key not in made:
+            app = tmp_path_factory.mktemp("chip") / "app"
+            names = {"FIRST": first, "SECOND": second}
+            names |= {f"{name}_HEADER": f'"{prefix}.h"' for name, prefix in names.items()}
+            options = [f"-D{name}={value}" for name, value in names.items()]
+            sources = [str(__file__).replace("test_shared_storage.py", "library/one_chip.c")]
+            for prefix in (first, second):
+                options.append(f"-I{folders[prefix] / 'include'}")
+                sources += sorted((folders[prefix] / "src").glob("*.c"))
+                sources.append(folders[prefix] / "port" / "driver_spi_flash.c")
+            done([*C, *options, *flags, *sources, "-lm", "-o", app], app.parent)
+            made[key] = app
+        lines = done([made[key], *words.split()], made[key].parent).splitlines()
+        return [line.split(" ", 1)[1] for line in lines]
+
+    return say
+
+
+TRAINED = "resume1 start1 step1 step1 step1"
+
+
+@pytest.mark.parametrize("second", ["bar", "lin"])
+def test_state_of_another_network_is_neither_resumed_nor_wiped(chip, second):
+    """A copy of the network, or another one, at the same place: PM_ERROR_OTHER, nothing changed."""
+    said = chip("foo", second, f"{TRAINED} resume2 start2 step2 resume1")
+    assert said[4] == "0 3 changed"
+    assert said[5:7] == [f"{OTHER} 0"] * 2
+    assert said[7].startswith("17 ")  # a step without state
+    assert said[8] == "0 3"
+
+
+@pytest.mark.parametrize("second", ["bar", "lin"])
+def test_start_over_another_network_is_a_call_of_its_own(chip, second):
+    """``pm_init`` is that; the other network then finds what is not its own."""
+    said = chip("foo", second, f"{TRAINED} start2 init2 step2 resume2 resume1")
+    assert said[5:8] == [f"{OTHER} 0", "0 0 changed", "0 1 changed"]
+    assert said[8] == "0 1"
+    said = chip("foo", second, "start1 resume1 start2 init2 step2 step2 resume1 start1")
+    assert said[-2:] == [f"{OTHER} 0"] * 2
+
+
+@pytest.mark.parametrize("second", ["bar", "lin"])
+def test_networks_behind_each_other_do_not_meet(chip, second):
+    """With a start of its own the second one trains, and so does the first one, over restarts."""
+    start = f"-D{second.upper()}_FLASH_START=0x10000"
+    said = chip("foo", second, f"{TRAINED} start2 step2 resume1 step1 resume2 resume1", start)
+    assert said[5:] == ["0 0 changed", "0 1 changed", "0 3", "0 4 changed", "0 1", "0 4"]
+
+
+@pytest.mark.parametrize("second", ["bar", "lin"])
+def test_regions_that_overlap_are_noticed(chip, second):
+    """A generation in any block of the region is found, also where no record of ours would be."""
+    for start in range(4096, 8192, 4096):
+        flag = f"-D{second.upper()}_FLASH_START={start}"
+        assert chip("foo", second, f"{TRAINED} start2 resume1", flag)[5:] == [f"{OTHER} 0", "0 3"]
+    flag = "-DFOO_FLASH_START=4096"
+    assert chip("foo", "huge", f"{TRAINED} start2", flag, "-DHUGE_GENERATIONS=8")[5] == f"{OTHER} 0"
+
+
+def test_own_state_elsewhere_is_no_empty_storage(chip):
+    """The same network with a start that moved by a block, or in a build with other units."""
+    same = ("-DFOO_INSTANCE_ID=7u", "-DBAR_INSTANCE_ID=7u")
+    assert chip("foo", "bar", f"{TRAINED} resume2", *same)[5] == "0 3"
+    builds = (
+        ("-DBAR_STORAGE_UNIT=8u",),
+        ("-DBAR_STORAGE_BLOCK=8192u",),
+        ("-DFOO_STORAGE_BLOCK=8192u", "-DFOO_FLASH_START=8192", "-DBAR_FLASH_START=4096"),
+    )
+    for flags in builds:
+        said = chip("foo", "bar", f"{TRAINED} start2 resume1", *same, *flags)
+        assert said[5:] == [f"{OTHER} 0", "0 3"]
+    flags = ("-DFOO_FLASH_START=4096", "-DFOO_GENERATIONS=3u", "-DBAR_GENERATIONS=2u")
+    said = chip("foo", "bar", "start1 resume2", *same, *flags)
+    assert said[1] == "0 0"  # where a generation of its own would begin
+
+
+def test_generations_in_one_block_of_sectors(chip):
+    """All sectors of a block are erased for the first generation of it, also where gaps begin one."""
+    flags = ("-DFOO_STORAGE_BLOCK=20480u", "-DFOO_GENERATIONS=12u")
+    said = chip("foo", "bar", f"start1 {'step1 step1 step1 resume1 ' * 14}", *flags)
+    assert said[4::4] == [f"0 {3 * k}" for k in range(1, 15)]
+
+
+def test_chip_without_room_is_refused(chip):
+    """Its identification says the size: nothing is read or written beyond the end."""
+    said = chip("foo", "bar", "start1 resume2 start2 init2", "-DBAR_FLASH_START=0x100000")
+    assert said == ["0 0 changed", *[f"{PAGE} 0"] * 3]
+
+
+@pytest.mark.parametrize("value", [0x00, 0xFF])
+def test_bus_that_reads_nothing_changes_nothing(chip, value):
+    """At the start, or from any transfer on: an error, and the training is there afterwards."""
+    said = chip("foo", "bar", f"{TRAINED} stuck:{value} start1 init1 stuck:-1 resume1")
+    assert said[5:] == [f"{PAGE} 3", f"{PAGE} 3", "0 3"]
+    for first in range(1, 40, 3):
+        said = chip("foo", "bar", f"{TRAINED} stuck:{value}:{first}:9999 resume1 stuck:-1 resume1")
+        assert said[5].split()[0] in {str(PAGE), "0"}
+        assert not said[5].endswith("changed")
+        assert said[6] == "0 3"
