@@ -204,17 +204,31 @@ def test_limits_keep_the_rows():
     assert any("RAM, all limits" in line and "1 own constraint" in line for line in lines)
 
 
-def test_infeasible_rows_are_named():
-    """As hints on stderr and in JSON, exit 3; a limit that is met without them does."""
+def test_infeasible_rows_are_named_with_the_nearest_limit():
+    """As hints on stderr and in JSON, exit 3; the limit that is said to work does."""
     strict = WEAR.replace("0.1kB", "0.05kB")
     outcome = solve(strict, "--ram", "350", "--no-recompute", "--json", status=3)
     first, *hints = outcome.err.splitlines()
     assert "'wear' (at most 50 B)" in first
     assert hints == [
+        "hint: constraint 'wear' cannot be kept together with the RAM budget and no recomputation",
         "hint: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
         "hint: feasible with recomputation",
-        "hint: feasible without constraint 'wear'",
+        "hint: feasible with constraint 'wear' at most 100 bytes",
     ]
-    change = outcome.json["infeasible"]["changes"][-1]
-    assert (change["constraints"], change["works"]) == (["wear"], True)
+    answer = outcome.json["infeasible"]
+    assert answer["constraints"] == ["wear"]
+    assert answer["limits"] == ["the RAM budget", "no recomputation"]
+    assert answer["changes"][-1]["nearest"] == 100
     assert solve(strict.replace("0.05kB", "100B"), "--ram", "350", "--no-recompute").status == 0
+
+
+def test_no_innocent_constraint_is_named():
+    """A constraint outside the conflict stands nowhere, not even in a larger set."""
+    harmless = '[[constraint]]\nname = "harmless"\nsum = {"bytes_read" = 1}\nat_most = 1000000\n'
+    strict = WEAR.replace("0.1kB", "0.05kB") + harmless
+    limits = ("--ram", "350", "--no-recompute", "--deadline", "1h", "--json")
+    outcome = solve(strict, *limits, status=3)
+    assert "'wear' (at most 50 B)" in outcome.err
+    assert "harmless" not in outcome.err + str(outcome.json["infeasible"])
+    assert "the deadline" not in outcome.err

@@ -41,14 +41,17 @@ def obstacles(problem: Problem) -> Iterator[str]:
     yield from _constraints(problem)
 
 
-def nothing_keeps(problem: Problem, further: str = "together") -> str:
-    """Return in words that it is proved that no schedule keeps the limits and more."""
-    return f"proved: no schedule keeps {limits_in_words(problem)} {further}"
+def nothing_keeps(problem: Problem, further: str = "together", *, ram: bool = True) -> str:
+    """Return a sentence: it is proved that no schedule keeps the limits of a problem, and more.
+
+    Without `ram`, the RAM budget is left out.
+    """
+    return f"proved: no schedule keeps {limits_in_words(problem, ram=ram)} {further}"
 
 
-def limits_in_words(problem: Problem) -> str:
-    """Return the limits of a problem as a phrase."""
-    parts = [f"the RAM budget of {problem.ram_budget_bytes:,} B"]
+def limits_in_words(problem: Problem, *, ram: bool = True) -> str:
+    """Return the limits of a problem as a phrase; without `ram`, all but the RAM budget."""
+    parts = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         parts.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
     if problem.energy_budget_j is not None:

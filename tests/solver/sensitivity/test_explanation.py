@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pyomo.environ as pyo
 import pytest
 
@@ -10,7 +11,8 @@ from kit.instances import random_costs, random_graph, random_instances, random_s
 from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.rotation import parts
-from kit.worked import bench_device, even_costs, skip_graph, skip_problem
+from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
+from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -18,9 +20,11 @@ from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
 from poetmodel.problem import Constraint, Problem
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.sensitivity import Change, explain_infeasible, variants
+from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
+from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
+from poetmodel.solver.sensitivity.remedies import constraint_name, stated_limits, without_limits
 
 
 def explained(problem):
@@ -186,30 +190,74 @@ def _checked(problem, remedy):
     return True
 
 
-def test_a_batch_is_told_of_where_ram_is_too_small():
-    """A graph that is made for a smaller one takes less."""
+def test_smaller_batch_is_tried_where_the_network_can_be_made():
+    """A network of the zoo with batches of 8 is made again with 1; other graphs only get a word."""
+    device = load_device("rpi4b")
     graph = MODELS["mlp"](batch_size=8)
-    problem = Problem(graph, Costs.estimate(graph, load_device("rpi4b")), ram=20_000)
-    assert any("a batch of 8" in sentence for sentence in explained(problem).sentences())
+    problem = Problem(graph, Costs.estimate(graph, device), ram=20_000)
+    found = explained(problem)
+    assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.BATCH]
+    assert "feasible with batch size 1" in found.sentences()
+    own = Graph(name="own", nodes=graph.nodes, batch_size=8)
+    found = explained(Problem(own, Costs.estimate(own, device), ram=20_000))
+    assert [remedy.change for remedy in found.remedies] == [Change.RAM]
+    assert any("a batch of 8" in sentence for sentence in found.sentences())
 
 
-def test_what_was_added_to_a_model_is_named():
-    """Constraints of a model whose problem has a schedule, or fixed variables; else the limits."""
-    model = build(skip_problem(recompute=False))
-    model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= 0)
+@pytest.mark.parametrize("whole", [True, False], ids=["needs integrality", "does not"])
+def test_own_constraints_are_named(whole):
+    """Those that contradict are named with the limit they contradict; the others are not."""
+    model = build(skip_problem(recompute=whole))
+    model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= (0.5 if whole else 0))
     model.harmless = pyo.Constraint(expr=sum(model.paged_out.values()) <= 3)
+    if whole:
+        model.no_work = pyo.ConstraintList()
+        model.no_work.add(sum(model.recomputed.values()) <= 0.5)
     found = explain_infeasible(solve(model), model=model)
-    assert list(found.sentences()) == [
-        "without what was added to the model (constraints few_pages, harmless) there is a schedule"
-    ]
+    assert set(found.constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
+    assert "the RAM budget" in found.limits
+    text = " ".join(found.sentences())
+    assert "these added constraints cannot hold together with" in text
+    assert "without what was added to the model there is a schedule" in text
+    assert found.to_dict()["constraints"] == list(found.constraints)
+
+
+def at_most(rows, upper):
+    """Return binaries with rows ``<= upper``."""
+    return StandardForm.from_arrays(
+        np.array(rows), np.zeros(len(rows[0])), upper=1.0, row_upper=upper, integer=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "upper", "conflict"),
+    [
+        ([[-1, -1, 0], [0, 1, 1], [1, -1, 0]], [-2, 2, -0.5], [0, 2]),
+        ([[2, 2, 0], [-2, -2, 0], [0, 1, 1]], [1, -1, 1], [0, 1]),
+        ([[1, 0], [1, 1]], [1, -1], [1]),
+        ([[1, 1]], [1], []),
+    ],
+    ids=["linearly", "through integrality", "with its bounds", "not at all"],
+)
+def test_rows_that_contradict_are_found(rows, upper, conflict):
+    """Each of them is needed: the others have a point. Without time nothing is claimed."""
+    form = at_most(rows, upper)
+    assert conflicting_rows(form, time_limit=10) == conflict
+    assert conflicting_rows(form, time_limit=0) == []
+
+
+def test_no_added_constraint_is_blamed_where_none_takes_part():
+    """Fixed variables are what to look at, or the problem alone has no schedule."""
     model = build(skip_problem())
     model.R[3, 0].fix(0)
     model.M_in[3, 0].fix(0)
     found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ()
     assert any("variables that are fixed" in sentence for sentence in found.sentences())
     model = build(skip_problem(deadline=10.5))
     model.few = pyo.Constraint(expr=sum(model.recomputed.values()) <= 1)
     found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ()
     assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.TIME]
 
 
@@ -264,7 +312,7 @@ def test_least_storage_counts_the_homes_of_state():
     assert checked > 10
 
 
-# -- own constraints ------------------------------------------------------------------------------
+# -- own constraints in conflict -------------------------------------------------------------------
 def upper(name, limit, **terms):
     """Return a row with an upper limit; a key has ``__`` for its colon."""
     keys = {key.replace("__", ":"): weight for key, weight in terms.items()}
@@ -277,9 +325,8 @@ def with_rows(*rows, **limits):
 
 
 WEAR = upper("wear", 3, bytes_written=1)
-ONCE = upper("once", 0, recomputations__a=1)
-PAGES = [upper(f"pages[{name}]", 0, **{f"page_outs__{name}": 1}) for name in ("a", "b", "c")]
-MANY = [upper(f"other {number}", 100, energy_j=1) for number in range(5)]
+MORE_WEAR = "feasible with constraint 'wear' at most 4 bytes"
+TOGETHER = "cannot be kept together with the RAM budget"
 
 
 @pytest.mark.parametrize(
@@ -287,51 +334,139 @@ MANY = [upper(f"other {number}", 100, energy_j=1) for number in range(5)]
     [
         (
             with_rows(WEAR, recompute=False),
-            [KEPT, "feasible with recomputation", "feasible without constraint 'wear'"],
-        ),
-        (
-            with_rows(*PAGES, ONCE),
             [
-                *(KEPT, "feasible without constraints 'pages[a]', 'pages[b]', 'pages[c]'"),
-                "feasible without constraint 'once'",
-                "feasible without constraints 'pages[a]', 'pages[b]', 'pages[c]', 'once'",
+                f"constraint 'wear' {TOGETHER} and no recomputation",
+                *(KEPT, "feasible with recomputation", MORE_WEAR),
             ],
         ),
         (
-            with_rows(WEAR, ONCE, *MANY),
-            [KEPT, "feasible without constraints 'wear', 'once', 'other 0' and 4 more"],
+            with_rows(WEAR, upper("idle", 100, energy_j=1), upper("once", 0, recomputations__a=1)),
+            [
+                f"constraints 'wear' and 'once' {TOGETHER}",
+                *(KEPT, MORE_WEAR, "feasible with constraint 'once' at most 1"),
+            ],
+        ),
+        (
+            with_rows(upper("thrift", 10.5, energy_j=1)),
+            [
+                f"constraint 'thrift' {TOGETHER}",
+                *(KEPT, "feasible with constraint 'thrift' at most 11 J"),
+            ],
         ),
         (with_rows(WEAR, ram=11), ["feasible from 12 bytes of RAM"]),
-        (with_rows(WEAR, ram=11, deadline=9), [TWO]),
     ],
-    ids=["one", "rules and all", "many together", "no part", "two limits"],
 )
-def test_own_constraints_are_left_out(problem, hints):
-    """Rule by rule, or all of many together; those that take no part do not help."""
+def test_rows_in_conflict_are_named(problem, hints):
+    """With the limits that take part, and with what would do; rows that take no part are not."""
     assert list(explained(problem).hints()) == hints
 
 
-def test_json_names_the_constraints_that_are_left_out():
-    """A change of theirs has their names; those of other limits have none."""
-    changes = explained(with_rows(WEAR, recompute=False)).to_dict()["changes"]
-    assert changes[-1]["change"] == "constraint"
-    assert (changes[-1]["constraints"], changes[-1]["works"]) == (["wear"], True)
-    assert "constraints" not in changes[0]
+def test_json_has_what_is_in_conflict_and_the_nearest_limit():
+    """Names of rows beside limits in words; a change says which limit of a row.
+
+    Without time everything stays in conflict, and is not called irreducible.
+    """
+    found = explained(with_rows(WEAR, recompute=False)).to_dict()
+    assert found["constraints"] == ["wear"]
+    assert found["limits"] == ["the RAM budget", "no recomputation"]
+    change = found["changes"][-1]
+    expected = {"change": "constraint", "constraint": "wear", "side": "upper", "unit": "bytes"}
+    assert {key: change[key] for key in expected} == expected
+    assert (change["allowed"], change["nearest"], change["bound"]) == (3, 4, 4)
+    assert change["proven"] is True
+    assert "constraint" not in found["changes"][0]
+    found, irreducible = find_conflict(
+        with_rows(WEAR, upper("idle", 100, energy_j=1)), time_limit=0
+    )
+    assert (irreducible, len(found)) == (False, 3)
+
+
+def test_rows_are_left_out_and_named_as_a_whole():
+    """An equality has no nearest limit; of one rule a few rows are named one by one, many together.
+
+    Where a constraint of the model is blamed, one of the problem takes part.
+    """
+    row = Constraint(name="same", terms={"page_ins:a": 1, "page_outs:b": -1}, lower=-1)
+    row = replace(row, upper=-1)
+    found = explained(with_rows(row, upper("few", 0, page_outs__b=1)))
+    sentences = list(found.sentences())
+    assert "feasible without constraint 'same'" in sentences
+    assert "feasible with constraint 'few' at most 1" in sentences
+    every = [upper(f"each[{name}]", 0, **{f"page_outs__{name}": 1}) for name in ("a", "b", "c")]
+    problem = with_rows(*every, upper("once", 0, recomputations__a=1))
+    assert f"constraints 'each[a]' and 'once' {TOGETHER}" in list(explained(problem).hints())
+    rows = [upper(f"each[f{k}]", 0, **{f"page_outs__f{k}": 1}) for k in range(8)]
+    comb = comb_problem(teeth=8, ram=30, recompute=False)  # any of f0 to f5 could leave
+    hints = list(explained(replace(comb, constraints=tuple(rows))).hints())
+    assert hints[0] == f"constraint 'each[...]' {TOGETHER} and no recomputation"
+    assert "feasible without constraint 'each[...]'" in hints
+    model = build(with_rows(WEAR))
+    model.mine = pyo.Constraint(expr=sum(model.R[t, 0] for t in range(1, 4)) <= 0)
+    found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ("mine",)
+    assert "constraint 'wear'" in found.limits
+
+
+def test_ctrl_c_ends_the_search(monkeypatch):
+    """Nothing more is solved."""
+    calls = []
+
+    def interrupted(problem, **options):
+        calls.append(problem)
+        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+
+    monkeypatch.setattr(conflict, "solve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        find_conflict(with_rows(WEAR, recompute=False), time_limit=10)
+    assert len(calls) == 1
+
+
+def limited(problem, remedy, limit):
+    """Return a problem with another limit for the row that a remedy is about."""
+    changed = [
+        replace(row, **{str(remedy.side): limit}) if row.name == remedy.constraint else row
+        for row in problem.constraints
+    ]
+    return replace(problem, constraints=tuple(changed))
 
 
 @pytest.mark.slow
-def test_what_is_said_of_own_constraints_is_true():
-    """The oracle finds a schedule without those that are said to help, and none without others."""
-    said = []
+def test_conflicts_are_irreducible_and_nearest_limits_exact():
+    """The oracle finds no schedule for a conflict, and one without any of its members.
+
+    A limit that works has a schedule, and the next nearer one has none.
+    """
+    infeasible = checked = 0
     for number, base in enumerate(random_instances(120, n=(3, 4))):
         problem = constrained(seeded(number), base)
         if optimum(problem) is not None:
             continue
-        for remedy in explain_infeasible(solve(problem), time_limit=20).remedies:
-            if remedy.change == Change.CONSTRAINT:
-                rows = [row for row in problem.constraints if row.name not in remedy.constraints]
-                without = optimum(replace(problem, constraints=tuple(rows)))
-                assert remedy.works is (without is not None)
-                said.append(remedy.works)
-    assert said.count(True) >= 10
-    assert said.count(False) >= 1
+        infeasible += 1
+        found, irreducible = find_conflict(problem, time_limit=20)
+        assert irreducible
+        rows = {row for each in found if isinstance(each, tuple) for row in each}
+        others = [each for each in stated_limits(problem) if each not in found]
+        others += [(row,) for row in problem.constraints if row not in rows]
+        assert optimum(without_limits(problem, *others)) is None
+        for each in found:
+            assert optimum(without_limits(problem, *others, each)) is not None
+        result = solve(problem)
+        for remedy in explain_infeasible(result, time_limit=20).remedies:
+            if remedy.change != Change.CONSTRAINT:
+                continue
+            (rows,) = (
+                each
+                for each in found
+                if isinstance(each, tuple) and constraint_name(each) == remedy.constraint
+            )
+            assert (optimum(without_limits(problem, rows)) is not None) is remedy.works
+            if remedy.nearest is None:
+                continue
+            checked += 1
+            assert remedy.proven
+            assert optimum(limited(problem, remedy, remedy.nearest)) is not None
+            step = 1 if isinstance(remedy.nearest, int) else 1e-6 * max(1, abs(remedy.nearest))
+            nearer = remedy.nearest + (step if remedy.side == "lower" else -step)
+            assert optimum(limited(problem, remedy, nearer)) is None
+    assert infeasible > 15
+    assert checked > 5

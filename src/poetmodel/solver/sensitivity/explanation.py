@@ -11,9 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import listed
-from poetmodel.problem.infeasibility import obstacle, obstacles
+from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
+from poetmodel.problem.infeasibility import nothing_keeps, obstacle, obstacles
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.remedies import LEAST_S, Change, Remedy, find_remedies
+from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
+from poetmodel.solver.sensitivity.remedies import (
+    LEAST_S,
+    LIMITS,
+    Change,
+    Remedy,
+    Stated,
+    constraint_name,
+    find_remedies,
+    stated_limits,
+    without_limits,
+)
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -21,12 +33,23 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
-    from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
 
 
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
+MAX_ROWS: Final = 5
+"""Maximum number of user constraints that a sentence names."""
+UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
+CONFLICT_SHARE: Final = 0.5
+"""Fraction of the time limit for the search of a conflict of user constraints."""
+_RULES: Final = {
+    "memory": "the RAM budget",
+    "storage": "the storage",
+    "energy_budget": "the energy budget",
+    **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
+}
+"""The limits that rows of a model state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +62,12 @@ class Explanation:
     """Limits that no schedule keeps whatever the others are, in words."""
     remedies: tuple[Remedy, ...]
     """Result of each change by itself."""
+    constraints: tuple[str, ...] = ()
+    """Names of constraints added to a model that contradict each other or the limits."""
+    rows: tuple[str, ...] = ()
+    """Names of the problem's own constraints that contradict each other or the limits."""
+    limits: tuple[str, ...] = ()
+    """Further limits in that, in words."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 
@@ -53,7 +82,7 @@ class Explanation:
 
     @property
     def whole_reason(self) -> str:
-        """The reason together with all other limits that no schedule keeps, each said once."""
+        """The reason and all further limits that no schedule keeps, each once."""
         others = [part for part in dict.fromkeys(self.obstacles) if part not in self.reason]
         return "; ".join(part for part in (self.reason, *others) if part)
 
@@ -64,6 +93,16 @@ class Explanation:
 
     def hints(self) -> Iterator[str]:
         """Yield in words what would do, and what was found not to."""
+        beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
+        if self.rows:
+            *some, last = map(repr, self.rows[:MAX_ROWS])
+            more = len(self.rows) - MAX_ROWS
+            names = f"{', '.join(some)} and {last}" if some else last
+            names = f"{', '.join((*some, last))} and {more} more" if more > 0 else names
+            yield f"constraint{'s' * bool(some)} {names} cannot be kept{beside}"
+        if self.constraints:
+            rows = listed(self.constraints)
+            yield f"these added constraints cannot hold{beside}: {rows}"
         yield from (remedy.sentence() for remedy in self.in_the_way)
         others = [remedy for remedy in self.remedies if not remedy.works]
         if not self.in_the_way and len(others) > 1 and all(r.works is False for r in others):
@@ -79,6 +118,8 @@ class Explanation:
             "sentences": list(self.sentences()),
             "obstacles": list(self.obstacles),
             "changes": [remedy.to_dict() for remedy in self.remedies],
+            "constraints": [*self.constraints, *self.rows],
+            "limits": list(self.limits),
         }
 
 
@@ -97,7 +138,7 @@ def explain_infeasible(
         With the proof that there is no schedule.
     model : ConcreteModel, optional
         The model that was solved, if one was: if the problem alone has a schedule, the answer is
-        what was added to it.
+        which of the constraints added to it are in conflict.
     time_limit : float
         Wall time for all of it [s].
     threads : int
@@ -107,26 +148,43 @@ def explain_infeasible(
     -------
     Explanation
         Changes of one limit each, with the least amount that works; every "does not help" is
-        proven, every amount that works has a schedule that the verifier accepts. Own constraints
-        are left out rule by rule, and all together.
+        proven, every amount that works has a schedule that the verifier accepts. For problems with
+        user constraints also a minimal set that conflicts, with the nearest limit of each member.
     """
     ends_s = time.monotonic() + time_limit
     problem = result.problem
     if model is not None:
-        limit_s = max(LEAST_S, time_limit / 2)
-        if solve(problem, time_limit=limit_s, gap=1.0, threads=threads).schedule is not None:
-            notes = tuple(_without_additions(model))
-            return Explanation(reason=result.reason, obstacles=(), remedies=(), notes=notes)
+        added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
+        if added is not None:
+            return added
+    conflict: list[Stated] | None = None
+    irreducible = True
+    if problem.constraints:
+        conflict, irreducible = find_conflict(
+            problem, time_limit=CONFLICT_SHARE * time_limit, threads=threads
+        )
     left_s = ends_s - time.monotonic()
-    remedies = find_remedies(problem, time_limit=left_s, threads=threads)
+    remedies = find_remedies(problem, conflict=conflict, time_limit=left_s, threads=threads)
     if model is None:
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
+    rows = [constraint_name(stated) for stated in conflict or () if isinstance(stated, tuple)]
+    undecided = [] if irreducible or not rows else [UNDECIDED]
     return Explanation(
-        reason=result.reason,
+        reason=_conflict_in_words(problem, conflict or ()) if rows else result.reason,
         obstacles=tuple(obstacles(problem)),
         remedies=remedies,
-        notes=tuple(_notes(problem, remedies)),
+        rows=tuple(rows),
+        limits=tuple(LIMITS[limit] for limit in LIMITS if rows and limit in (conflict or ())),
+        notes=(*undecided, *_notes(problem, remedies)),
     )
+
+
+def _conflict_in_words(problem: Problem, conflict: Sequence[Stated]) -> str:
+    """Return a sentence with the amounts of a conflict, and of no limit beside it."""
+    members = {row for stated in conflict if isinstance(stated, tuple) for row in stated}
+    others: list[Stated] = [change for change in stated_limits(problem) if change not in conflict]
+    others += [(row,) for row in problem.constraints if row not in members]
+    return nothing_keeps(without_limits(problem, *others), ram=Change.RAM in conflict)
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
@@ -163,13 +221,40 @@ def _holds_gradient_at_floor(problem: Problem) -> bool:
     return floor.node in updates or bool(updates.intersection(graph.users_of[largest]))
 
 
-def _without_additions(model: pyo.ConcreteModel) -> Iterator[str]:
-    """Yield that there is a schedule without what was added to a model, and what that is."""
-    from pyomo.core import Constraint
+def _conflict_of_added_rows(
+    result: SolveResult, model: pyo.ConcreteModel, *, ends_s: float, threads: int
+) -> Explanation | None:
+    """Explain a model whose problem has a schedule without what was added; None for others."""
+    from poetmodel.backends.compiler import compile_model
+    from poetmodel.model.arrays import Label
 
-    rows = model.component_objects(Constraint, active=True)
-    added = [row.name for row in rows if row.name not in model.stated_rows]
-    of_these = f" (constraint{'s' * (len(added) > 1)} {listed(added)})" if added else ""
-    yield f"without what was added to the model{of_these} there is a schedule"
+    left_s = ends_s - time.monotonic()
+    without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
+    if without.schedule is None:
+        return None
+    form = compile_model(model)
+    left_s = max(LEAST_S, ends_s - time.monotonic())
+    conflict = conflicting_rows(form, time_limit=left_s)
+    added, others = [], []
+    for row in (form.rows[i] for i in conflict):
+        if not isinstance(row, Label):
+            added.append(row if isinstance(row, str) else row.name)
+        elif row.family == CONSTRAINTS:
+            others.append(f"constraint {row.key[0]!r}")
+        else:
+            others.append(_RULES.get(row.family, "the rules of execution"))
+    notes = ["without what was added to the model there is a schedule"]
     if not added:
-        yield "no constraint was added: look at variables that are fixed or bounded"
+        notes.append(
+            "which of the added constraints are to blame was not found in time"
+            if not conflict
+            else "no added constraint takes part: look at variables that are fixed or bounded"
+        )
+    return Explanation(
+        reason=result.reason,
+        obstacles=(),
+        remedies=(),
+        constraints=tuple(dict.fromkeys(added)),
+        limits=tuple(dict.fromkeys(others)),
+        notes=tuple(notes),
+    )
