@@ -372,8 +372,8 @@ class Backend(GraphPlanner):
         """Compile a graph, as ``torch.compile`` asks for it."""
         with self.noting_refusals():
             require_whole_model()
-            known = {"title": self._title(module, inputs), "is_sharded": _is_sharded()}
-            with self.first_call(inputs, **known) as call:
+            title = self._title(module, inputs)
+            with self.first_call(inputs, title=title, is_sharded=_is_sharded()) as call:
                 if not self._wanted.loss_only:
                     return self._called(module, inputs, call, **options)
                 return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
@@ -405,18 +405,23 @@ class Backend(GraphPlanner):
     ) -> Callable[..., Any]:
         """Compile a graph, its backward pass with a compiler of its own."""
         is_fsdp = self._call is not None and self._call.is_sharded
-        counted = None if self._is_predicted else CountedGraph(self._live, is_sharded=is_fsdp)
+        counted = CountedGraph(self._live, is_sharded=is_fsdp)
+        forward, inference = self._compiler, self._inference
+        if not self._is_predicted:
+            forward = _followed(forward, counted.count_forward)
+            backward = _followed(backward, counted.count_backward)
+            inference = _followed(inference, counted.count_inference)
         compile_ = aot_autograd(
-            fw_compiler=_followed(self._compiler, counted and counted.count_forward),
-            bw_compiler=_followed(backward, counted and counted.count_backward),
-            inference_compiler=_followed(self._inference, counted and counted.count_inference),
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
-        if counted is None:
+        if self._is_predicted:
             return compiled
         counted.set_plan(self._planned[-1])
         return counted.note_nodes(compiled)
@@ -494,12 +499,8 @@ def _function() -> str:
     return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _followed(
-    compiler: Callable[..., Run], count: Callable[[Run], Run] | None
-) -> Callable[..., Run]:
-    """Return a compiler whose compiled passes are counted, if they are."""
-    if count is None:
-        return compiler
+def _followed(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> Callable[..., Run]:
+    """Return a compiler whose compiled passes are counted."""
     return lambda module, inputs: count(compiler(module, inputs))
 
 
