@@ -44,7 +44,7 @@ from poetmodel.torch.capturing.joint_graph import (
 from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
 from poetmodel.torch.capturing.python_reads import PythonReads
 from poetmodel.torch.capturing.replay import temporarily
-from poetmodel.torch.capturing.state_changes import StateChanges
+from poetmodel.torch.capturing.state_changes import StateChanges, WrittenTensors
 from poetmodel.torch.capturing.surroundings import (
     annotated,
     drawing,
@@ -213,22 +213,21 @@ def _observe(
 ) -> None:
     """Run a forward pass of eager PyTorch, and record which Python values it reads.
 
-    On copies of the inputs; buffers, random state and attributes are put back. Where it fails, the
-    capture that follows says so.
+    On copies of the inputs; all tensors, the random state and attributes are put back. Where it
+    fails, the capture that follows says so.
     Raises `CaptureError` if each forward pass changes Python state.
     """
-    buffers = [(buffer, buffer.detach().clone()) for buffer in stepped.buffers()]
+    written = WrittenTensors(stepped.buffers())
 
     def forward() -> None:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        random = torch.random.fork_rng(devices=[])
+        with random, warnings.catch_warnings(action="ignore"), written:
             stepped(*apart(tuple(inputs)))
 
     def put_back() -> None:
         attributes.put_back()
         changes.put_back()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        written.put_back()
 
     try:
         with reads.recording(), suppress(*RAISED):

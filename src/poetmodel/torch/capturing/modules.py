@@ -194,6 +194,7 @@ class _Flags:
         self._trained = tensor.requires_grad
         self._attributes = dict(vars(tensor))
         self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
+        self._unhooked = {name for name in _TENSOR_HOOKS if getattr(tensor, name) is None}
 
     def is_as_before(self) -> bool:
         """Whether flags, hooks and attributes are those of before."""
@@ -211,7 +212,9 @@ class _Flags:
             tensor.requires_grad_(self._trained)
         for name, hooks in self._hooks.items():
             current = getattr(tensor, name)
-            if current is not None and not _same(dict(current), hooks):
+            if current is not None and name in self._unhooked:
+                setattr(tensor, name, None)
+            elif current is not None and not _same(dict(current), hooks):
                 fill(current, hooks)
         if not _same(vars(tensor), self._attributes):
             fill(vars(tensor), self._attributes)

@@ -155,8 +155,8 @@ class PythonGuards:
         now += [place.present() for place in self._others]
         return (
             all(map(is_, now, self._expected))
-            and not any([key in holder.__dict__ for holder, key in self._absent])
-            and all([_is_identical_content(*content) for content in self._contents])
+            and not any(key in holder.__dict__ for holder, key in self._absent)
+            and all(_is_identical_content(*content) for content in self._contents)
         )
 
     def differences(self) -> Iterator[str]:

@@ -200,18 +200,19 @@ class PythonReads:
             for name in known.global_names:
                 value = frame.f_globals.get(name, ABSENT)
                 known.first.setdefault(name, value)
-                self._reach(value, f"{_module_name(frame.f_globals)}.{name}", known)
+                self._reach(value, f"{_module_name(frame.f_globals)}.{name}")
             for name in code.co_freevars:
                 if name in known.stored_cells:
                     known.first_cells.setdefault(name, names.get(name, ABSENT))
-                self._reach(names.get(name), f"{name} of {code.co_qualname}", known)
+                self._reach(names.get(name), f"{name} of {code.co_qualname}")
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 self._is_recorded(type(names.get(name)))
         finally:
             self._is_busy = False
 
-    def _reach(self, value: Any, name: str, code: _Code | None) -> None:
+    def _reach(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
         """Record attributes of a value from now on, of what it contains, and of what it calls."""
+        kind = type(value)
         if isinstance(value, type):
             self.on_class(value)
         if isinstance(value, (*PLAIN, torch.Tensor, BuiltinFunctionType, type)):
@@ -223,36 +224,18 @@ class PythonReads:
         self._names.setdefault(id(value), name)
         if isinstance(value, FunctionType):
             self._functions.setdefault(id(value.__code__), set()).add(id(value))
-            for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-                self._reach(default, f"a default of {value.__qualname__}", code)
-            wrapped = vars(value).get("__wrapped__")
-            self._reach(wrapped, name, code)
-            if self.is_of_a_user(value):
-                self._watch(value.__qualname__, value)
-        elif isinstance(value, MethodType):
-            self._reach(value.__self__, name, code)
-            self._reach(value.__func__, name, code)
-        elif isinstance(value, partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                self._reach(part, name, code)
-            self._watch(f"keywords of {name}", value.keywords)
-        elif isinstance(value, CONTAINERS):
-            content = content_of(value)
-            if not isinstance(content, np.ndarray):
-                self._watch(name, value)
-                if len(content) <= _MAX_ITEMS:
-                    for key, item in items_of(value):
-                        self._reach(item, f"{name}[{key!r}]", code)
-            self._is_recorded(type(value))
-        elif isinstance(value, tuple | frozenset):
-            for key, item in enumerate(value):
-                self._reach(item, f"{name}[{key}]", code)
-            self._is_recorded(type(value))
-        elif isinstance(value, ModuleType):
+        if isinstance(value, FunctionType | ModuleType):
             if self.is_of_a_user(value):
                 self._watch(value.__name__, value)
-        elif self._is_recorded(type(value)) and not isinstance(value, torch.nn.Module):
+        elif isinstance(value, partial):
+            self._watch(f"keywords of {name}", value.keywords)
+        elif isinstance(value, CONTAINERS):
+            self._is_recorded(kind)
             self._watch(name, value)
+        elif self._is_recorded(kind) and not issubclass(kind, torch.nn.Module):
+            self._watch(name, value)
+        for part, shown in _parts(value, name):
+            self._reach(part, shown)
 
     def _watch(self, name: str, value: Any) -> None:
         if self.on_holder(name, value):
@@ -331,9 +314,9 @@ class PythonReads:
             found = vars(kind)[name]
             function = getattr(found, "__func__", found)  # of static and class methods
             if isinstance(function, FunctionType):
-                self._reach(function, shown, None)
+                self._reach(function, shown)
             if isinstance(found, property) and isinstance(found.fget, FunctionType):
-                self._reach(found.fget, shown, None)
+                self._reach(found.fget, shown)
             if type(found).__name__ in ("member_descriptor", "_tuplegetter"):
                 slot = getattr(value, name, ABSENT)
                 self._add(value, Access.COMPUTED, name, slot, shown, line)
@@ -364,7 +347,7 @@ class PythonReads:
         if is_iterator(value) and not isinstance(value, torch.nn.Module):
             self._add(value, Access.CONTENT, None, value, name, line)
             return
-        self._reach(value, name, None)
+        self._reach(value, name)
         if isinstance(value, (*CONTAINERS, ModuleType, type, FunctionType)):
             self._follow(value, name, line, after)
         elif isinstance(value, tuple | frozenset | partial):
@@ -429,7 +412,7 @@ class PythonReads:
             parts = list(enumerate(value))
         for key, part in parts:
             shown = f"{name}[{key!r}]"
-            self._reach(part, shown, None)
+            self._reach(part, shown)
             if isinstance(part, (*CONTAINERS, tuple, frozenset, partial)):
                 self._read_all(part, shown, line)
 
@@ -546,15 +529,19 @@ class PythonReads:
                 shown = f"{name} of {code.code.co_qualname}"
                 self._add(cells[name], Access.CELL, name, value, shown, following.line)
                 self._use(value, shown, following.line, following)
-            for function in [self._holders[k] for k in self._functions.get(id(code.code), ())]:
-                for key in ("__defaults__", "__kwdefaults__"):
-                    value = getattr(function, key)
-                    if value is not None:
-                        shown = f"defaults of {function.__qualname__}"
-                        line = (code.code.co_filename, code.code.co_firstlineno)
-                        self._add(function, Access.COMPUTED, key, value, shown, line)
-                        self._read_all(value, shown, line)
+            self._read_defaults(code)
         self._read_of_classes()
+
+    def _read_defaults(self, code: _Code) -> None:
+        """Note the defaults of a function that ran."""
+        for function in [self._holders[key] for key in self._functions.get(id(code.code), ())]:
+            for key in ("__defaults__", "__kwdefaults__"):
+                value = getattr(function, key)
+                if value is not None:
+                    shown = f"defaults of {function.__qualname__}"
+                    line = (code.code.co_filename, code.code.co_firstlineno)
+                    self._add(function, Access.COMPUTED, key, value, shown, line)
+                    self._read_all(value, shown, line)
 
     def _read_of_classes(self) -> None:
         """Note attributes of classes and of Python modules whose names the code that ran reads.
@@ -640,6 +627,27 @@ def _line_of(frame: FrameType | None) -> Line | None:
             return (frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def _parts(value: Any, name: str) -> Iterator[tuple[Any, str]]:
+    """Yield the values in a container, or that calls of a function use, with their names."""
+    if isinstance(value, FunctionType):
+        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            yield default, f"a default of {value.__qualname__}"
+        yield vars(value).get("__wrapped__"), name
+    elif isinstance(value, MethodType):
+        yield value.__self__, name
+        yield value.__func__, name
+    elif isinstance(value, partial):
+        yield from ((part, name) for part in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, tuple | frozenset):
+        yield from ((item, f"{name}[{key}]") for key, item in enumerate(value))
+    elif (
+        isinstance(value, CONTAINERS)
+        and not isinstance(value, np.ndarray)
+        and len(content_of(value)) <= _MAX_ITEMS
+    ):
+        yield from ((item, f"{name}[{key!r}]") for key, item in items_of(value))
 
 
 def _module_name(names: Mapping[str, Any]) -> str:

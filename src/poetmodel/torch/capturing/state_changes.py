@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from poetmodel.torch.capturing.joint_graph import shown_path
 from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, content_copy, fill
 from poetmodel.torch.capturing.python_reads import cell_value
@@ -26,10 +28,13 @@ from poetmodel.torch.capturing.python_values import (
     has_tensors,
 )
 from poetmodel.torch.errors import CaptureError, Origin, origin_of, shown_line
+from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
+
+    import torch
 
     from poetmodel.torch.capturing.modules import Attributes
     from poetmodel.torch.capturing.python_reads import Line, PythonReads
@@ -160,11 +165,13 @@ class _Cell(_Holder):
 
     def set(self, key: Any, value: Any) -> None:
         """Set the variable."""
+        del key
         if value is not ABSENT:
             self.holder.cell_contents = value
 
     def shown(self, key: Any) -> str:
         """Return the name of the variable."""
+        del key
         return self.name
 
 
@@ -375,3 +382,45 @@ class _ChangeTracer:
 
 
 _FOLLOWED: Final = (Origin.USER, Origin.LIBRARY)
+
+
+class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Keeps the values of tensors that a forward pass writes and has not made itself.
+
+    Parameters
+    ----------
+    buffers : iterable of torch.Tensor
+        Those that are kept in any case.
+    """
+
+    def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._made: set[int] = set()
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for buffer in buffers:  # a batch norm does not say that it writes its statistics
+            self._keep(buffer)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        schema = func._schema  # noqa: SLF001 - what is written is known by it alone
+        for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else keywords.get(argument.name)
+                for tensor in tensors_in(value):
+                    self._keep(tensor)
+        found = func(*args, **keywords)
+        given = {storage_key(tensor) for tensor in tensors_in((args, keywords))}
+        self._made.update({storage_key(tensor) for tensor in tensors_in(found)} - given)
+        return found
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        key = storage_key(tensor)
+        if key not in self._made and key not in self._before and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            self._before[key] = (storage, storage.clone())
+
+    def put_back(self) -> None:
+        """Put the values back."""
+        for storage, values in self._before.values():
+            storage.copy_(values)
+        self._made.clear()
