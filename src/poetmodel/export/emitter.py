@@ -149,7 +149,7 @@ class ProgramSource:
             elif op == Op.PAGE_OUT:
                 yield from self._page_out(name)
             elif op == Op.WAIT:
-                yield self._waited(self._slot_of(name))
+                yield self._wait(self._slot_of(name))
             elif self._old.get(name, name) not in self._resident | self._mapped | self._taken:
                 size = self.step.buffers[self._old.get(name, name)].bytes
                 if size:
@@ -188,9 +188,9 @@ class ProgramSource:
         self.kernels.setdefault("pm_within")
         numbers = f"{indices.low}, {indices.high}, {indices.ignored}"
         given = f"{self._pointer(indices.ref)}, {self._word(indices.shape)}, {numbers}"
-        yield self._ended(f"!pm_within({given})", "PM_ERROR_INPUT")
+        yield self._end_if(f"!pm_within({given})", "PM_ERROR_INPUT")
 
-    def _ended(self, condition: str, error: str) -> str:
+    def _end_if(self, condition: str, error: str) -> str:
         """Return the statement that ends a program on a condition, once no transfer is under way.
 
         The program returns PM_TORN instead of an error after the first update.
@@ -561,9 +561,9 @@ class ProgramSource:
         yield self._try(f"pm_page_{way}({slot}, {address}, {size} * PM_SCALE)")
         self._moving[slot] = None
         if wait or self.plan.mode == "blocking":
-            yield self._waited(slot)
+            yield self._wait(slot)
 
-    def _waited(self, slot: str) -> str:
+    def _wait(self, slot: str) -> str:
         self._moving.pop(slot, None)
         return self._try(f"pm_page_wait({slot})")
 
@@ -572,7 +572,7 @@ class ProgramSource:
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
             loss = f"*{self._pointer(self.step.loss)}"
-            yield self._ended(f"!pm_is_finite({loss})", "PM_ERROR_NUMBER")
+            yield self._end_if(f"!pm_is_finite({loss})", "PM_ERROR_NUMBER")
             yield f"pm_progress.loss = {loss};"
         yield from self._handed_out(outputs)
 

@@ -42,33 +42,33 @@ class _Identity:
 
     def digest(self) -> str:
         step = self._step
-        calls = [self._call(call) for of_node in step.calls for call in of_node]
+        calls = [self._encode_call(call) for of_node in step.calls for call in of_node]
         gradients = (ref for value in step.gradients for ref in value.pieces)
-        results = [self._word(ref) for ref in (step.loss, *gradients)]
+        results = [self._encode(ref) for ref in (step.loss, *gradients)]
         content = json.dumps([calls, results, self._buffers])
         return sha256(content.encode()).hexdigest()
 
-    def _call(self, call: Call) -> list[object]:
-        where = call.where and [self._word(call.where.counter), call.where.value]
-        return [call.kernel, [*map(self._word, call.arguments)], where, call.within]
+    def _encode_call(self, call: Call) -> list[object]:
+        where = call.where and [self._encode(call.where.counter), call.where.value]
+        return [call.kernel, [*map(self._encode, call.arguments)], where, call.within]
 
-    def _word(self, argument: Argument) -> object:
+    def _encode(self, argument: Argument) -> object:
         if isinstance(argument, Ref):
-            return [self._name(argument.buffer), argument.offset]
+            return [self._canonical_name(argument.buffer), argument.offset]
         if isinstance(argument, ScaledLearningRate):
             return {"learning rate": argument.factor}
         return argument
 
-    def _name(self, buffer: str) -> str:
+    def _canonical_name(self, buffer: str) -> str:
         if buffer == WORKSPACE:
             return buffer
         if buffer not in self._names:
-            self._names[buffer] = self._new_name(buffer)
+            self._names[buffer] = self._make_name(buffer)
         name, named = self._names[buffer], self._step.buffers[buffer]
         self._buffers[name] = (named.elements, str(named.type))
         return name
 
-    def _new_name(self, buffer: str) -> str:
+    def _make_name(self, buffer: str) -> str:
         if buffer in self._replaced:
             return f"state {buffer}"
         values, kind = self._step.values.get(buffer), self._step.buffers[buffer].type

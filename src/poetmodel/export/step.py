@@ -249,17 +249,17 @@ class LoweredStep:
         from poetmodel.export.instructions import counted_nodes
 
         loss = changes.get("loss", self.loss)
-        pairs = _updates_after_loss(zip(nodes, calls, strict=True), loss.buffer)
+        pairs = _defer_updates(zip(nodes, calls, strict=True), loss.buffer)
         ordered = tuple(of_node for _, of_node in pairs)
         graph = replace(self.graph, nodes=counted_nodes((node for node, _ in pairs), ordered))
         return replace(self, graph=graph, calls=ordered, **changes)
 
 
-def _outputs(node: Node) -> set[str]:
+def _output_names(node: Node) -> set[str]:
     return {tensor.name for tensor in node.outputs}
 
 
-def _updates_after_loss(
+def _defer_updates(
     pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
 ) -> list[tuple[Node, tuple[Call, ...]]]:
     """Return nodes with their calls, those that replace state moved behind the node of the loss.
@@ -268,7 +268,7 @@ def _updates_after_loss(
     there, reads another output of it, or if a node that stays there replaces state that it reads.
     """
     ordered = list(pairs)
-    made = (k for k, (node, _) in enumerate(ordered) if loss in _outputs(node))
+    made = (k for k, (node, _) in enumerate(ordered) if loss in _output_names(node))
     end = next(made, -1)
     moved: list[tuple[Node, tuple[Call, ...]]] = []
     kept: list[tuple[Node, tuple[Call, ...]]] = []
@@ -276,7 +276,7 @@ def _updates_after_loss(
     stale: set[str | None] = set()
     for node, calls in reversed(ordered[: end + 1]):
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
-        if replaced and not read & _outputs(node) and stale.isdisjoint(node.inputs):
+        if replaced and not read & _output_names(node) and stale.isdisjoint(node.inputs):
             moved.append((node, calls))
         else:
             kept.append((node, calls))

@@ -26,7 +26,7 @@ def check_values(step: LoweredStep) -> None:
     whatever a model makes of a byte. A momentum buffer without a value yet is all NaN.
     """
     parts = (step,) if step.inference is None else (step, step.inference)
-    check_finite(step.graph.name, (name for part in parts for name in _not_finite(part)))
+    check_finite(step.graph.name, (name for part in parts for name in _find_not_finite(part)))
 
 
 def check_finite(step: str, names: Iterable[str]) -> None:
@@ -40,7 +40,7 @@ def check_finite(step: str, names: Iterable[str]) -> None:
         )
 
 
-def _not_finite(step: LoweredStep) -> Iterator[str]:
+def _find_not_finite(step: LoweredStep) -> Iterator[str]:
     """Yield the names of the tensors of a step that must be finite, and are not."""
     graph = step.graph
     replaced = {graph.tensors[old].name for old in graph.replacement_of}
