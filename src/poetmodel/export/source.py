@@ -418,8 +418,8 @@ extern "C" {{
 #define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS(bytes)
 #endif
 {stored}
-/* Where an erase block has room for several generations they lie in pages of 256 bytes of their own,
-   in at least two blocks: the block of the whole one is not erased. */
+/* Where an erase block has room for several generations they share it, each in pages of 256 bytes
+   of its own; there are two blocks at least, and that of the whole generation is not erased. */
 #define PM_GENERATION_BYTES (PM_IN_UNITS({record}u) + PM_STATE_BYTES + PM_IN_UNITS({seal}u))
 #define PM_PITCH_STEP ((255u + PM_UNIT) / PM_UNIT * PM_UNIT)
 #define PM_PITCH \\

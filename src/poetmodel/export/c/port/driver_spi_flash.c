@@ -1,7 +1,7 @@
-/* Storage on serial NOR flash with the usual commands, up to 16 MiB: pages of 256 B, sectors of 4 KiB. A sector is
-   erased when its first byte is written. Storage begins at PM_FLASH_START, which a second network on the chip, or another
-   user of it, needs; the chip has PM_FLASH_BYTES. A chip whose identification is all zeros or all ones does not answer:
-   the bus is read as no memory, and nothing is written. */
+/* Storage on serial NOR flash with the usual commands, up to 16 MiB: pages of 256 B, sectors of 4 KiB. Those of a block
+   (PM_STORAGE_BLOCK) are erased when its first byte is written. Storage begins at PM_FLASH_START, which a second network
+   on the chip, or another user of it, needs; the chip has PM_FLASH_BYTES. A chip whose identification is all zeros or all
+   ones does not answer: that is an error, and nothing is written. */
 #define PM_FLASH_DRIVER
 #include "pm_pages.h"
 #include "pm_spi.h"
@@ -76,6 +76,16 @@ static int pm_flash_change(uint8_t code, uint32_t address, const uint8_t *out, u
     return error ? error : pm_flash_until_ready();
 }
 
+/* Erases a block: generations that share it may leave the first byte of a sector in it out. */
+static int pm_flash_erase(uint32_t address)
+{
+    int error = PM_OK;
+    for (uint32_t done = 0; done < PM_STORAGE_BLOCK && !error; done += PM_FLASH_SECTOR) {
+        error = pm_flash_change(SECTOR_ERASE, address + done, 0, 0);
+    }
+    return error;
+}
+
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
     int error = pm_flash_until_ready();
@@ -94,7 +104,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
         const uint32_t left = PM_FLASH_PAGE - address % PM_FLASH_PAGE; /* a program command stays in its page */
         const uint32_t count = bytes < left ? bytes : left;
         int error = PM_OK;
-        if (address % PM_FLASH_SECTOR == 0) error = pm_flash_change(SECTOR_ERASE, address, 0, 0);
+        if (address % PM_STORAGE_BLOCK == 0) error = pm_flash_erase(address);
         if (!error) error = pm_flash_change(PAGE_PROGRAM, address, next, count);
         if (error) return error;
         address += count;

@@ -5,11 +5,12 @@
 #include <stdint.h>
 
 /* Moves `bytes` bytes and returns PM_OK, or another number: PM_ERROR_SHORT, or PM_ERROR_PAGE, as which any other counts.
-   Every write begins at a multiple of PM_STORAGE_UNIT, what flash programs at a time, and may end anywhere. Writing the
-   first byte of a block of PM_STORAGE_BLOCK bytes may erase the whole block; bytes of a block are written in rising
-   order, whichever slots they are of. A write is complete when it returns, and a power cut in it damages no
-   unit outside it: the seal, which makes a generation valid, is a write of its own. Where the core reads storage like RAM and there are no
-   commits, a step reads a block while it writes it: there a write must keep all other bytes, as RAM and FRAM do. */
+   Every write begins at a multiple of PM_STORAGE_UNIT, what flash programs at a time, and may end anywhere. It is complete
+   when it returns, and a power cut in it damages no other unit: the seal of a generation is a write of its own. Where
+   storage must be erased, writing the first byte of a block of PM_STORAGE_BLOCK bytes erases the whole block, and no
+   other write erases anything; bytes of a block are written in rising order, whichever slots they are of, and some are
+   left out. Where the core reads storage like RAM and there are no commits, a step reads a block while it writes it:
+   there a write must keep all other bytes, as RAM and FRAM do. */
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes);
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes);
 
