@@ -5,7 +5,7 @@ import pytest
 from kit.digits import exporter
 from kit.nor_flash import C
 from kit.programs import done, needs
-from kit.rotation import parts
+from kit.rotation import parts, rotating
 
 CUTS = 30_000
 """All that are tried, with every seed."""
@@ -53,7 +53,7 @@ def trials(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("flash", FLASHES)
+@pytest.mark.parametrize("flash", rotating(FLASHES, {"8 B", "any byte of a page", "read in place"}))
 @parts(PARTS)
 def test_no_cut_loses_or_invents_anything(trials, flash, part):
     """A restart finds the last whole generation, or none before the first one, and says no more.
