@@ -203,6 +203,9 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     """Yield how long a step computes and moves, and what limits that."""
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     yield row("compute time", format_seconds(simulation.compute_s or 0.0), single_pass)
+    model = problem.costs.cycles
+    if model is not None:
+        yield row("  its cycles", model.rate, f"{model.origin}; {model.label}")
     yield row("transfer time", format_seconds(simulation.transfer_s or 0.0))
     yield from commit_facts(problem)
     if simulation.planned_s is not None:

@@ -176,6 +176,7 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("device.name", "device", str),
         ("device.core", "core", str),
         ("device.costs", "costs from", str),
+        ("device.cycles", "compute times", str),
         *(
             (f"device.{path}", known.name, partial(measured, unit=known.unit))
             for path, known in device_figures()
