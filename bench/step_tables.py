@@ -198,6 +198,8 @@ def training_runs(kind: str) -> pd.DataFrame:
 
 # -- exported C ------------------------------------------------------------------------------------
 
+FRONT_BOARD: Final = "nrf52840"
+"""The board of steps with an int8 front."""
 NETWORKS: Final = {
     "ds-cnn": "",
     "autoencoder": ", batch 2",
@@ -230,6 +232,14 @@ def ram_of(board: str, ram: str | None) -> int:
     return Device.load(board).ram_bytes if ram is None else parse_size(ram, field="ram")
 
 
+def core_time_s(run: Mapping[str, Any], board: str) -> float:
+    """Return the compute time of a recorded step on a board, by the cycles of its core [s]."""
+    model = Device.load(board).cycle_model
+    if model is None:
+        raise ValueError(f"{board}: expected a core whose instructions are counted")
+    return float(run.get("instructions", 0) / model.instructions_per_s)
+
+
 def fault_of_flash(run: Mapping[str, Any]) -> str:
     """Return why the flash of its board does not run an exported step; empty where it does."""
     board = Device.load(run["board"])
@@ -253,7 +263,7 @@ def exported() -> list[Record]:
         run["limit_bytes"] = ram_of(run["board"], run["ram"])
         run["tile"] = run["tried"][-1]["tile"] if run["tried"] else None
         if run["status"] == "yes":
-            core_s = run.get("instructions", 0) / run.get("clock_hz", 1.0)
+            core_s = core_time_s(run, run["board"])
             run["time_s"] = core_s + run["transfer_s"]
             run["energy_j"] = core_s * run.get("power_w", 0.0) + run["transfer_j"]
     networks, places = list(NETWORKS), dict.fromkeys(PLACES)
@@ -471,7 +481,7 @@ def int8_steps() -> str:
                 f"{record['instructions'] / 1e6:.1f} M",
                 "-" if front["m4"] is None else f"{front['m4'] / 1e6:.1f} M",
                 "-" if front["m3"] is None else f"{front['m3'] / 1e6:.0f} M",
-                f"{1e3 * record['power_w'] * record['instructions'] / record['clock_hz']:.1f} mJ",
+                f"{1e3 * record['power_w'] * core_time_s(record, FRONT_BOARD):.1f} mJ",
             )
         )
     heads = ("network", "front", "floor", "RAM", "flash", "step", "its front", "M3", "energy")

@@ -441,3 +441,13 @@ def test_comparison_tells_what_each_solver_reached():
         ("unknown, time limit", "-", "100 mJ", "none in time", "2 s"),
         ("feasible, time limit while building", "1 J", "1 J", "none in time", "2 s"),
     ]
+
+
+def test_times_of_boards_are_by_the_cycles_of_their_cores():
+    """Instructions a cycle and the clock are those of the device, as in estimates."""
+    run = {"instructions": 79_000_000, "clock_hz": 1.0}
+    assert steps.core_time_s(run, "nrf52840") == pytest.approx(100e6 / 64e6)
+    assert steps.core_time_s(run, "rp2350") == pytest.approx(79e6 / 150e6)
+    assert steps.core_time_s(run, "stm32f746") == pytest.approx(79e6 / 1.05 / 216e6)
+    with pytest.raises(ValueError, match="mkr1000"):
+        steps.core_time_s(run, "mkr1000")

@@ -87,7 +87,7 @@ WHOLE_BOARD = {
     "name": "board", "ram_bytes": 10_000, "aux_bytes": 10_000, "idle_power_w": 0.1,
     "compute": {
         "flops_per_s": 1e6, "power_w": 1.0, "flops_per_j": 1e6, "bytes_per_s": 1e6,
-        "cache_line_bytes": 32,
+        "cache_line_bytes": 32, "memory_factor": 1.5,
     },
     "storage": {
         "mode": "dma", "endurance_cycles": 1e4, "erase_block_bytes": 64,

@@ -105,13 +105,13 @@ def uncounted(graph):
 
 
 def test_boards_cost_what_their_kernels_do():
-    """A Cortex-M with an FPU: instructions over the clock. Others, and transfers: by rates."""
+    """A Cortex-M with an FPU: instructions over those of a cycle and the clock. Others: rates."""
     step, board = linear_step(), Device.load("nrf52840")
     costs, rated = (Costs.estimate(graph, board) for graph in (step.graph, uncounted(step.graph)))
     for name, instructions in node_instructions(step).items():
         assert instructions > 0
-        assert costs.compute[name].time_s == pytest.approx(instructions / 64e6)
-        assert costs.compute[name].energy_j == pytest.approx(instructions / 64e6 * 0.009984)
+        assert costs.compute[name].time_s == pytest.approx(instructions / 0.79 / 64e6)
+        assert costs.compute[name].energy_j == pytest.approx(instructions / 0.79 / 64e6 * 0.009984)
     assert costs.compute.keys() == rated.compute.keys()
     assert costs.pages == rated.pages
     for other in (
@@ -194,7 +194,8 @@ def test_schedules_run_what_they_are_said_to(tmp_path):
         assert spent == pytest.approx(total, rel=0.03)
         assert made.result is not None
         assert made.result.energy_j is not None
-        energies.append(made.result.energy_j + (spent - total) / 64e6 * 0.009984)
+        per_s = board.cycle_model.instructions_per_s
+        energies.append(made.result.energy_j + (spent - total) / per_s * 0.009984)
     assert energies[0] < energies[1]
 
 
@@ -257,7 +258,7 @@ def test_kernels_are_quick():
 
 # -- costs from the instructions of an emulated board ----------------------------------------------
 def test_costs_are_counted_instructions():
-    """Each node costs its instructions over the clock; they are the same in every run."""
+    """Each node costs its instructions over those of a cycle and the clock, the same each time."""
     needs(Target.M4)
     step = linear_step()
     found = emulated_profile(step, device="nrf52840")
@@ -266,8 +267,8 @@ def test_costs_are_counted_instructions():
     assert all(2 * 192 < count < 12 * 192 + 400 for count in found.instructions.values())
     for name, count in found.instructions.items():
         cost = found.costs.compute[name]
-        assert cost.time_s == pytest.approx(count / 64e6)
-        assert cost.energy_j == pytest.approx(count / 64e6 * 0.009984)
+        assert cost.time_s == pytest.approx(count / 0.79 / 64e6)
+        assert cost.energy_j == pytest.approx(count / 0.79 / 64e6 * 0.009984)
     estimated = Costs.estimate(step.graph, Device.load("nrf52840"))
     assert found.costs.pages == estimated.pages
     found.costs.table(step.graph)
@@ -276,7 +277,40 @@ def test_costs_are_counted_instructions():
     cost, count = again.costs.compute["linear"], found.instructions["linear"]
     assert cost.time_s == pytest.approx(count / 32e6)
     assert cost.energy_j == pytest.approx(cost.time_s * 0.009984)
-    assert "0.5 a cycle at 64 MHz" in again.notes[0]
+    assert "0.5 a cycle at 64 MHz (given)" in again.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "core", "built", "rate"),
+    [
+        ("nrf52840", None, "M4", "0.79 a cycle at 64 MHz (Cortex-M4)"),
+        ("stm32f746", None, "M7", "1.05 a cycle at 216 MHz (Cortex-M7)"),
+        ("nrf52840", "m7", "M7", "1.05 a cycle at 64 MHz (Cortex-M7)"),
+        ("nrf52840", "m3", "M3", "1 a cycle at 64 MHz (assumed: Cortex-M3 has no figure)"),
+        ("rp2350", None, "M4", "1 a cycle at 150 MHz (assumed: Cortex-M33 has no figure)"),
+        ("rp2350", "m4", "M4", "1 a cycle at 150 MHz (assumed: Cortex-M33 has no figure)"),
+    ],
+)
+def test_profiles_take_the_figure_of_the_core(monkeypatch, device, core, built, rate):
+    """Of the device, or of the core that the C is built for where that is another."""
+    from poetmodel.export import measuring
+
+    targets = []
+
+    def counted(*given):
+        targets.append(given[2])
+        return dict.fromkeys(node_instructions(given[0]), 1000)
+
+    monkeypatch.setattr(measuring, "_instructions", counted)
+    board = Device.load(device)
+    board = replace(board, compute=replace(board.compute, memory_factor=1.25))
+    profile = emulated_profile(linear_step(), device=board, core=core)
+    assert targets == [built.lower()]
+    assert f"a Cortex-{built}, counted by QEMU, {rate}" in profile.notes[0]
+    assert profile.notes[0].endswith("times 1.25 for waits for memory")
+    per_cycle = float(rate.split()[0])
+    expected = 1000 / per_cycle / board.clock_hz * 1.25
+    assert profile.costs.compute["linear"].time_s == pytest.approx(expected)
 
 
 COMPUTE = replace(Device.load("nrf52840").compute, power_w=None, flops_per_j=1e9)

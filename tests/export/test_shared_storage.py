@@ -125,13 +125,6 @@ def test_generations_in_one_block_of_sectors(chip):
     assert said[4::4] == [f"0 {3 * k}" for k in range(1, 15)]
 
 
-def test_generations_in_one_block_of_sectors(chip):
-    """All sectors of a block are erased for the first generation of it, also where gaps begin one."""
-    flags = ("-DFOO_STORAGE_BLOCK=20480u", "-DFOO_GENERATIONS=12u")
-    said = chip("foo", "bar", f"start1 {'step1 step1 step1 resume1 ' * 14}", *flags)
-    assert said[4::4] == [f"0 {3 * k}" for k in range(1, 15)]
-
-
 def test_chip_without_room_is_refused(chip):
     """Its identification says the size: nothing is read or written beyond the end."""
     said = chip("foo", "bar", "start1 resume2 start2 init2", "-DBAR_FLASH_START=0x100000")

@@ -427,11 +427,7 @@ def test_rows_want_decisions_and_have_names():
         replace(PROBLEM, ram=100).minimizing(lambda v: 1e-14 * v.energy_j - v.bytes_read)
     )
     assert (result.status, result.gap) == ("optimal", 0.0)
-    from poetmodel import problem
-
-    with pytest.warns(DeprecationWarning, match="Constraint"):
-        former = problem.TotalsConstraint
-    row = former(name="w", terms=(("bytes_read", 2.0),), upper=1)
+    row = Constraint(name="w", terms=(("bytes_read", 2.0),), upper=1)
     assert row == Constraint(name="w", terms={"bytes_read": 2}, upper=1)
     assert hash(row) == hash(replace(row))
 

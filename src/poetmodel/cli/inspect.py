@@ -356,6 +356,9 @@ def devices(shown: DeviceArgument, output: OutputOptions) -> None:
     show(figures(board.name, _device_facts(board)))
     if board.source:
         show("", "Sources of the figures:", board.source.strip())
+    if board.cycle_model is not None and board.cycle_model.core is not None:
+        core = board.cycle_model.core
+        show(f"{core.name}, instructions a cycle: {core.source}.")
 
 
 def device_dict(board: Device) -> dict[str, Any]:
@@ -380,6 +383,9 @@ def _cells(board: Device) -> tuple[str, ...]:
 def _device_facts(board: Device) -> Iterator[Fact]:
     yield row("key", board.key, "the name for --device")
     yield row("core", board.core)
+    model = board.cycle_model
+    if model is not None:
+        yield row("exported C", model.rate, f"{model.origin}; {model.label}")
     values = device_dict(board)
     compute, storage = board.compute, board.storage
     notes = {"compute.cache_line_bytes": "of the data cache"}

@@ -205,7 +205,11 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     overlap = "of the plan, where transfers overlap computation"
     notes = {"compute_s": single_pass, "makespan_s": overlap}
     shown = partial(metric_facts, Place.SOLVE, simulation, notes=notes)
-    yield from shown(Group.WORK)
+    model = problem.costs.cycles
+    for fact in shown(Group.WORK):
+        yield fact
+        if fact.key == "compute_s" and model is not None:
+            yield row("  its cycles", model.rate, f"{model.origin}; {model.label}")
     yield from commit_facts(problem)
     yield from shown(
         Group.STEP, unlisted=() if simulation.planned_s is not None else ("makespan_s",)

@@ -87,8 +87,12 @@ def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
     from poetmodel.device import Costs
     from poetmodel.device.io import load_device
 
+    costs = Costs.estimate(graph, load_device(device))
+    if costs.cycles is not None:
+        cycles = f"instructions of exported C, {costs.cycles.text}"
+        return costs, (f"compute times for device {device}: {cycles}",)
     note = f"costs: estimated for device {device} from FLOP and bytes; nothing was measured"
-    return Costs.estimate(graph, load_device(device)), (note,)
+    return costs, (note,)
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
@@ -238,11 +242,14 @@ class EmulationOptions:
         "Where the step runs: on this host, or as exported C on a board that QEMU emulates. Then "
         "--device (default: nrf52840) gives clock, power and storage.",
     )
-    core: Core = _emulating(Core.M4, "--core", "The Cortex that the C is built for.")
-    instructions_per_cycle: float = _emulating(
-        1.0,
+    core: Core | None = _emulating(
+        None, "--core", "The Cortex that the C is built for; default: the device's, else m4."
+    )
+    instructions_per_cycle: float | None = _emulating(
+        None,
         "--instructions-per-cycle NUMBER",
-        "On average; fewer where memory is slow. Measure it on your board.",
+        "On average, without waits for memory; default: 0.79 for Cortex-M4, 1.05 for Cortex-M7, 1 "
+        "for cores without a figure.",
         parser=options.number("a number above 0, such as 0.8", positive=True),
     )
     optimizer: options.OptimizerName | None = _emulating(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from poetmodel.device.cores import CycleModel
     from poetmodel.device.hardware import Device
     from poetmodel.graph import Graph, Node
 
@@ -147,6 +148,8 @@ class Costs:
     """Where the figures come from, for messages."""
     commit: int | None = None
     """After how many steps all replaced state is written to storage; None: never."""
+    cycles: CycleModel | None = field(default=None, compare=False)
+    """How instructions became compute times; None if these are from another source."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute", MappingProxyType(dict(self.compute)))
@@ -163,9 +166,10 @@ class Costs:
 
     def __reduce__(self) -> tuple[object, ...]:
         pages = None if self.pages is None else dict(self.pages)
-        values = {"compute": dict(self.compute), "pages": pages}
-        more = {"device": self.device, "source": self.source, "commit": self.commit}
-        return partial(type(self), **values, **more), ()  # type: ignore[arg-type]
+        values: dict[str, Any] = {"compute": dict(self.compute), "pages": pages}
+        names = ("device", "source", "commit", "cycles")
+        values |= {name: getattr(self, name) for name in names}
+        return partial(type(self), **values), ()
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device | None = None) -> Costs:
@@ -210,7 +214,8 @@ class Costs:
         device gives that, else time times power. A transfer takes its latency plus bytes over rate.
 
         An operation of exported C, on a Cortex-M with an FPU whose clock and power are known, takes
-        its instructions over the clock instead, and that time times the power.
+        its instructions over those of a cycle, over the clock, times the memory factor instead, and
+        that time times the power. `cycles` has these figures.
         """
         if not hasattr(graph, "nodes"):
             raise CostError(f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one")
@@ -218,11 +223,11 @@ class Costs:
             raise CostError(
                 f"device: expected a Device, got {shown(device)}; Device.load reads one"
             )
-        per_s, power_w = device.instructions_per_s, device.compute.power_w
+        model, power_w, by_cycles = device.cycle_model, device.compute.power_w, False
         compute = {}
         for k, node in enumerate(graph.nodes):
-            if node.instructions is not None and per_s is not None and power_w is not None:
-                time_s = node.instructions / per_s
+            if node.instructions is not None and model is not None and power_w is not None:
+                time_s, by_cycles = node.instructions / model.instructions_per_s, True
                 compute[node.name] = Cost(time_s, time_s * power_w)
             elif not node.is_state:
                 compute[node.name] = _estimate_node(graph, k, device)
@@ -239,7 +244,8 @@ class Costs:
                 for tensor in graph.tensors
             }
         source = f"device {device.short_name}"
-        return cls(compute=compute, pages=pages, device=device, source=source)
+        cycles = model if by_cycles else None
+        return cls(compute=compute, pages=pages, device=device, source=source, cycles=cycles)
 
     @classmethod
     def from_arrays(

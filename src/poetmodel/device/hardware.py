@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.device.cores import CycleModel, find_core
 from poetmodel.errors import DeviceError, shown
 from poetmodel.units import MAX_BYTES, brief, format_bytes, parse_frequency
 
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-INSTRUCTIONS_PER_CYCLE: Final = 1.0
-"""Default instructions per cycle: one, the most that a Cortex-M3 or M4 can do. No
-wait for memory or a branch is counted, so that real times are longer."""
 _CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
-_CORES_WITH_FPU: Final = re.compile(r"Cortex-M(4|7|33)")
-"""Cores that run what `poetmodel.graph.Node.instructions` counts."""
 
 
 class DeviceFigure(NamedTuple):
@@ -48,6 +44,7 @@ _MEANT: Final = {
     "FLOP/s": "FLOP per second",
     "W": "watts",
     "s": "seconds",
+    "times": "multiples of 1, not percent",
 }
 """What a figure of a unit should be given in."""
 
@@ -90,6 +87,8 @@ class Compute:
     """RAM bandwidth [B/s]; where given, an operation takes at least its traffic over this."""
     cache_line_bytes: int | None = figure("cache lines", "B", default=None)
     """Lines of the data cache between core and RAM, a power of two [B]; None: there is none."""
+    memory_factor: float = figure("memory factor", "times", default=1.0, usual=(0.1, 20.0))
+    """Cycles of exported C on the board over those of the core alone: waits for flash, caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +205,12 @@ class Device:
         return None if clock is None else parse_frequency(clock.group(), field="clock")
 
     @property
-    def instructions_per_s(self) -> float | None:
-        """At which rate it runs instructions of exported C; None where that is not known."""
-        if self.clock_hz is None or _CORES_WITH_FPU.search(self.core) is None:
+    def cycle_model(self) -> CycleModel | None:
+        """How instructions of exported C become time; None without a clock or a core with FPU."""
+        core = find_core(self.core)
+        if self.clock_hz is None or core is None or not core.has_fpu:
             return None
-        return self.clock_hz * INSTRUCTIONS_PER_CYCLE
+        return CycleModel(core, self.clock_hz, self.compute.memory_factor)
 
     @property
     def has_dma(self) -> bool:

@@ -99,7 +99,7 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
         figures.setdefault("aux_bytes", flash.storage_bytes)
     try:
         device = Device(
-            compute=Compute(**{name: compute.get(name) for name in keys_of(Compute)}),  # type: ignore[arg-type]
+            compute=_compute(compute),
             storage=storage,
             flash=flash,
             key=key,
@@ -110,6 +110,11 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
     if faults:
         raise DeviceError(faults)
     return device
+
+
+def _compute(table: Mapping[str, Any]) -> Compute:
+    given = {name: table[name] for name in keys_of(Compute) if name in table}
+    return Compute(**{"flops_per_s": None} | given)
 
 
 def _flash(document: dict[str, Any], faults: list[str]) -> Flash:

@@ -238,6 +238,7 @@ def manifest(
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),
         "status": None if result is None else str(result.status),
+        **_cycles(deployment),
         "inputs": [{**_value(value), **_tables(step, value)} for value in step.inputs],
         "outputs": [_value(value) for value in _outputs(step)],
         "states": [
@@ -276,8 +277,16 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         "stored_bytes": deployment.stored_bytes,
         "written_bytes": deployment.written_bytes,
         "steps_until_worn": deployment.steps_until_worn,
+        **_cycles(deployment),
         "schedule": None if result is None else result.to_dict(),
     }
+
+
+def _cycles(deployment: Deployment) -> dict[str, Any]:
+    """Return how instructions became times and energies, if they did."""
+    result = deployment.result
+    model = None if result is None else result.problem.costs.cycles
+    return {} if model is None else {"cycles": model.to_dict()}
 
 
 def _exactness(step: LoweredStep) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Costs measured on an emulated board: instructions of the very code that is exported.
 
 An emulator counts instructions, not cycles. Time is a model: instructions over those of one cycle,
-over the clock; energy is that time times a power. Transfers are estimated from the device.
+over the clock, times a factor for waits for memory; energy is that time times a power. Transfers
+are estimated from the device.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.device import Costs
+from poetmodel.device.cores import CycleModel, core_of_target, find_core
 from poetmodel.device.costs import Cost
-from poetmodel.device.hardware import INSTRUCTIONS_PER_CYCLE
 from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, require, run
@@ -54,8 +55,8 @@ def emulated_profile(
     step: LoweredStep,
     *,
     device: str | Device,
-    instructions_per_cycle: float = INSTRUCTIONS_PER_CYCLE,
-    core: str = Target.M4,
+    instructions_per_cycle: float | None = None,
+    core: str | None = None,
     time_limit_s: float = 600.0,
 ) -> EmulatedProfile:
     """Count the instructions of each node on a board that QEMU emulates.
@@ -66,10 +67,11 @@ def emulated_profile(
         What is computed, in tiles if it is to be exported in tiles.
     device : str or Device
         Its storage gives the costs of transfers, and its core clock and power.
-    instructions_per_cycle : float
-        How many instructions the core does in a cycle on average; measure it on your board.
-    core : {'m4', 'm3', 'm7'}
-        Which Cortex the code is built for.
+    instructions_per_cycle : float, optional
+        Average instructions per cycle; by default that of the core, 1 if it has no figure. The
+        memory factor of the device applies to both.
+    core : {'m4', 'm3', 'm7'}, optional
+        Which Cortex the code is built for; by default that of the device, else m4.
     time_limit_s : float
         How long building and running may each take [s].
 
@@ -88,25 +90,30 @@ def emulated_profile(
         raise InputError(f"device {board.name}: expected the clock in its core, such as 64 MHz")
     if power_w is None:
         raise InputError(f"device {board.name}: expected [compute] power_w")
-    if not 0 < instructions_per_cycle < math.inf:
+    if instructions_per_cycle is not None and not 0 < instructions_per_cycle < math.inf:
         raise InputError(
             f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
         )
-    if core not in tuple(map(str, MACHINES)):
+    if core is not None and core not in tuple(map(str, MACHINES)):
         raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
-    instructions = _instructions(step, board, Target(core), time_limit_s)
-    per_s = hertz * instructions_per_cycle
+    known = find_core(board.core)
+    target = Target(core or (Target.M4 if known is None else known.emulated_as))
+    if core is not None and (known is None or known.emulated_as != core):
+        known = core_of_target(core)
+    model = CycleModel(known, hertz, board.compute.memory_factor, instructions_per_cycle)
+    instructions = _instructions(step, board, target, time_limit_s)
+    per_s = model.instructions_per_s
     compute = {
         name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
     }
     estimated = Costs.estimate(step.graph, board)
     return EmulatedProfile(
-        costs=replace(estimated, compute=compute, source=""),
+        costs=replace(estimated, compute=compute, source="", cycles=model),
         instructions=instructions,
         notes=(
-            f"compute times: instructions of the exported code for a Cortex-{core.upper()}, "
-            f"counted by QEMU, {instructions_per_cycle:g} a cycle at {hertz / 1e6:g} MHz; an "
-            "emulator knows no waits for memory",
+            f"compute times: instructions of the exported code for a Cortex-{target.upper()}, "
+            f"counted by QEMU, {model.instructions_per_cycle:g} a cycle at {hertz / 1e6:g} MHz "
+            f"({model.origin}); {model.label}",
             f"compute energies: these times, {power_w:g} W",
             f"page costs: estimated for device {board.short_name}",
         ),

@@ -1,8 +1,5 @@
 """The stated problem: a graph, its costs, what is limited and what is minimized."""
 
-import warnings
-from typing import Any
-
 from poetmodel.problem.objective import (
     CONSTRAINTS,
     DEADLINE_ROWS,
@@ -46,11 +43,3 @@ __all__ = [
     "weighted",
     "within",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "TotalsConstraint":
-        message = "TotalsConstraint is called Constraint; the old name goes in 0.3"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return Constraint
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

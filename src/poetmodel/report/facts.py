@@ -214,6 +214,8 @@ def _device(subject: Subject) -> dict[str, Any] | None:
     if costs is None:
         return None
     values: dict[str, Any] = {"costs": costs.source or None, "name": None}
+    if costs.cycles is not None:
+        values["cycles"] = costs.cycles.text
     device = costs.device
     if device is None:
         return values

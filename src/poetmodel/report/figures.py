@@ -168,6 +168,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             ("device.name", "device", str),
             ("device.core", "core", str),
             ("device.costs", "costs from", str),
+            ("device.cycles", "compute times", str),
             *(
                 (f"device.{path}", known.name, partial(measured, unit=known.unit))
                 for path, known in device_figures()

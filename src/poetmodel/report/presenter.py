@@ -293,6 +293,7 @@ def measured(value: float, *, unit: str) -> str:
     if unit == "s":
         return format_seconds(value)
     plain = {"W": f"{value:.4g} W", "writes": f"{whole(value)} writes"}
+    plain["times"] = f"{value:.4g} times"
     return plain.get(unit) or f"{count(value)}{unit}"
 
 

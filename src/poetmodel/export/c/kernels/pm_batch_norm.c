@@ -11,10 +11,13 @@ void pm_batch_norm(pm_real *out, pm_real *mean, pm_real *inverse, pm_real *new_m
                    pm_real momentum, pm_real epsilon)
 {
     const int32_t n = batch * plane;
+    /* Runs of one place are one run. */
+    const int32_t one = plane == 1, runs = one ? 1 : batch, places = n / runs;
+    const int32_t to_step = steps[one ? 0 : 2], step = steps[one ? 3 : 5];
     for (int32_t c = 0; c < channels; c++) {
         const pm_real *from = x + c * steps[4];
-        const pm_real middle = pm_mean_of(from, batch, steps[3], plane, steps[5]);
-        const pm_real variance = pm_variance_of(from, batch, steps[3], plane, steps[5], middle);
+        const pm_real middle = pm_mean_of(from, runs, steps[3], places, step);
+        const pm_real variance = pm_variance_of(from, runs, steps[3], places, step, middle);
         const pm_real scale = 1 / PM_SQRT(variance + epsilon);
         if (mean) {
             mean[c] = middle;
@@ -30,13 +33,14 @@ void pm_batch_norm(pm_real *out, pm_real *mean, pm_real *inverse, pm_real *new_m
             new_variance[c] = momentum * unbiased + (1 - momentum) * old_variance[c];
         }
         const pm_real weight = w ? w[c] : 1, start = bias ? bias[c] : 0;
-        for (int32_t i = 0; i < batch; i++) {
+        for (int32_t i = 0; i < runs; i++) {
             pm_real *to = out + c * steps[1] + i * steps[0];
             const pm_real *p = from + i * steps[3];
-            for (int32_t j = plane; j > 0; j--) {
+            PM_UNROLL(4)
+            for (int32_t j = places; j > 0; j--) {
                 *to = (*p - middle) * scale * weight + start;
-                to += steps[2];
-                p += steps[5];
+                to += to_step;
+                p += step;
             }
         }
     }

@@ -9,13 +9,16 @@ void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real
                             int32_t batch, int32_t channels, int32_t plane, int32_t training, pm_real epsilon)
 {
     const pm_real n = (pm_real)(batch * plane);
+    /* Runs of one place are one run. */
+    const int32_t one = plane == 1, runs = one ? 1 : batch, places = batch * plane / runs;
+    const int32_t to_step = steps[one ? 0 : 2], dy_step = steps[one ? 3 : 5], x_step = steps[one ? 6 : 8];
     for (int32_t c = 0; c < channels; c++) {
         const pm_real *back = dy + c * steps[4], *from = x + c * steps[7];
         const pm_real middle = mean[c];
         const pm_real scale = training ? inverse[c] : 1 / PM_SQRT(inverse[c] + epsilon);
         pm_total plain = {0, 0}, moment = {0, 0};
-        for (int32_t i = 0; i < batch; i++) {
-            pm_add_gradients(&plain, &moment, back + i * steps[3], steps[5], from + i * steps[6], steps[8], plane,
+        for (int32_t i = 0; i < runs; i++) {
+            pm_add_gradients(&plain, &moment, back + i * steps[3], dy_step, from + i * steps[6], x_step, places,
                              middle);
         }
         if (dw) {
@@ -26,14 +29,15 @@ void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real
         }
         const pm_real level = plain.sum / n, slope = moment.sum / n * scale * scale;
         const pm_real weight = scale * (w ? w[c] : 1);
-        for (int32_t i = 0; dx && i < batch; i++) {
+        for (int32_t i = 0; dx && i < runs; i++) {
             pm_real *to = dx + c * steps[1] + i * steps[0];
             const pm_real *p = from + i * steps[6], *q = back + i * steps[3];
-            for (int32_t j = plane; j > 0; j--) {
+            PM_UNROLL(4)
+            for (int32_t j = places; j > 0; j--) {
                 *to = (*q - level - (*p - middle) * slope) * weight;
-                to += steps[2];
-                q += steps[5];
-                p += steps[8];
+                to += to_step;
+                q += dy_step;
+                p += x_step;
             }
         }
     }

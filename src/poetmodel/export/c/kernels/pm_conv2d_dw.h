@@ -12,12 +12,13 @@ typedef struct {
     int32_t y_batch, y_row, y_channel;
 } pm_tap;
 
-#define PM_SUM_PLACES(START, ...)                         \
+#define PM_SUM_PLACES(UNROLL, START, ...)                 \
     for (int32_t n = t->batch; n > 0; n--) {              \
         const pm_real *x_row = x, *y_row = y;             \
         for (int32_t i = t->rows; i > 0; i--) {           \
             const pm_real *p = x_row, *q = y_row;         \
             START                                         \
+            UNROLL                                        \
             for (int32_t j = columns; j > 0; j--) {       \
                 __VA_ARGS__                               \
             }                                             \
@@ -60,7 +61,7 @@ static void pm_dw_4x4(const pm_tap *t, pm_real *dw, int32_t filter, int32_t wind
     const int32_t columns = t->columns, step = t->x_step, x_channel = t->x_channel, y_channel = t->y_channel;
     pm_real a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
     pm_real d0 = 0, d1 = 0, d2 = 0, d3 = 0, e0 = 0, e1 = 0, e2 = 0, e3 = 0;
-    PM_SUM_PLACES(PM_FOUR_GRADIENTS PM_FOUR_INPUTS,
+    PM_SUM_PLACES(, PM_FOUR_GRADIENTS PM_FOUR_INPUTS,
                   const pm_real y0 = *q++, y1 = *q1++, y2 = *q2++, y3 = *q3++;
                   PM_ADD_FOUR(a, p) PM_ADD_FOUR(b, p1) PM_ADD_FOUR(d, p2) PM_ADD_FOUR(e, p3))
     PM_STORE_FOUR(a, 0)
@@ -75,7 +76,7 @@ static void pm_dw_1x4(const pm_tap *t, pm_real *dw, int32_t filter, const pm_rea
 {
     const int32_t columns = t->columns, step = t->x_step, y_channel = t->y_channel;
     pm_real a = 0, b = 0, d = 0, e = 0;
-    PM_SUM_PLACES(PM_FOUR_GRADIENTS, const pm_real v = *p; p += step;
+    PM_SUM_PLACES(, PM_FOUR_GRADIENTS, const pm_real v = *p; p += step;
                   a += v * *q++; b += v * *q1++; d += v * *q2++; e += v * *q3++;)
     if (!u) {
         dw[0] = a, dw[filter] = b, dw[2 * filter] = d, dw[3 * filter] = e;
@@ -89,7 +90,7 @@ static pm_real pm_dw_1x1(const pm_tap *t, const pm_real *x, const pm_real *y)
 {
     const int32_t columns = t->columns, step = t->x_step;
     pm_real a = 0;
-    PM_SUM_PLACES(, a += *p * *q++; p += step;)
+    PM_SUM_PLACES(PM_UNROLL(4), , a += *p * *q++; p += step;)
     return a;
 }
 

@@ -14,6 +14,11 @@
 
 #define PM_RANK 6
 
+/* PM_UNROLL(4) in kernels that take a few instructions an element. */
+#ifndef PM_EACH_UNROLL
+#define PM_EACH_UNROLL
+#endif
+
 typedef struct {
     int32_t at[PM_RANK]; /* in each dimension but the innermost */
     int32_t first[5];    /* where the row begins, in each tensor */
@@ -41,31 +46,36 @@ static inline void pm_next_row(pm_row *row, const int32_t *shape, int32_t tensor
 #define PM_ROWS(shape, i, tensors) \
     for (pm_row row_##i = {{0}, {0}, 1}; row_##i.is_there; pm_next_row(&row_##i, shape, tensors))
 
-#define PM_EACH_1(shape, i)                                                              \
-    PM_ROWS(shape, i, 1)                                                                 \
+#define PM_EACH_1(shape, i) \
+    PM_ROWS(shape, i, 1)    \
+    PM_EACH_UNROLL          \
     for (int32_t i = row_##i.first[0], left_##i = (shape)[1]; left_##i > 0; left_##i--, i += (shape)[2])
 
-#define PM_EACH_2(shape, i, j)                                                                             \
-    PM_ROWS(shape, i, 2)                                                                                   \
+#define PM_EACH_2(shape, i, j)                                                                                \
+    PM_ROWS(shape, i, 2)                                                                                      \
+    PM_EACH_UNROLL                                                                                            \
     for (int32_t i = row_##i.first[0], j = row_##i.first[1], left_##i = (shape)[1]; left_##i > 0; left_##i--, \
                  i += (shape)[2], j += (shape)[3])
 
-#define PM_EACH_3(shape, i, j, k)                                                           \
-    PM_ROWS(shape, i, 3)                                                                    \
+#define PM_EACH_3(shape, i, j, k)                                                                         \
+    PM_ROWS(shape, i, 3)                                                                                  \
+    PM_EACH_UNROLL                                                                                        \
     for (int32_t i = row_##i.first[0], j = row_##i.first[1], k = row_##i.first[2], left_##i = (shape)[1]; \
          left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4])
 
-#define PM_EACH_4(shape, i, j, k, l)                                                                   \
-    PM_ROWS(shape, i, 4)                                                                               \
+#define PM_EACH_4(shape, i, j, k, l)                                                                     \
+    PM_ROWS(shape, i, 4)                                                                                 \
+    PM_EACH_UNROLL                                                                                       \
     for (int32_t i = row_##i.first[0], j = row_##i.first[1], k = row_##i.first[2], l = row_##i.first[3], \
-                 left_##i = (shape)[1];                                                                \
+                 left_##i = (shape)[1];                                                                  \
          left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4], l += (shape)[5])
 
-#define PM_EACH_5(shape, i, j, k, l, m)                                                                \
-    PM_ROWS(shape, i, 5)                                                                               \
+#define PM_EACH_5(shape, i, j, k, l, m)                                                                  \
+    PM_ROWS(shape, i, 5)                                                                                 \
+    PM_EACH_UNROLL                                                                                       \
     for (int32_t i = row_##i.first[0], j = row_##i.first[1], k = row_##i.first[2], l = row_##i.first[3], \
-                 m = row_##i.first[4], left_##i = (shape)[1];                                          \
-         left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4], l += (shape)[5], \
+                 m = row_##i.first[4], left_##i = (shape)[1];                                            \
+         left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4], l += (shape)[5],   \
                  m += (shape)[6])
 
 #endif

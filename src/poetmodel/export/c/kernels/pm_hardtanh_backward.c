@@ -1,4 +1,5 @@
 /* Gradient of pm_clamp: 0 at and beyond its limits */
+#define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"
 

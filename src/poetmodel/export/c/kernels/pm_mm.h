@@ -61,6 +61,7 @@ static PM_OUT_OF_LINE void pm_mm_4x4(pm_real *out, const pm_real *a, const pm_re
             PM_ADD_FOUR(p, *a++) PM_ADD_FOUR(q, *a1++) PM_ADD_FOUR(r, *a2++) PM_ADD_FOUR(s, *a3++)
         }
     } else if (!u && f->a_column == 1 && f->b_column == 1) {
+        PM_UNROLL(2)
         for (int32_t k = f->k; k > 0; k--) {
             const pm_real w0 = b[0], w1 = b[1], w2 = b[2], w3 = b[3];
             PM_ADD_FOUR(p, *a++) PM_ADD_FOUR(q, *a1++) PM_ADD_FOUR(r, *a2++) PM_ADD_FOUR(s, *a3++)
@@ -107,11 +108,13 @@ static PM_OUT_OF_LINE void pm_mm_1x4(pm_real *out, const pm_real *a, const pm_re
     int32_t k = f->k;
     PM_START_FOUR(s, 0)
     if (!u && f->a_column == 1 && f->b_row == 1) {
+        PM_UNROLL(2)
         for (; k > 0; k--) {
             const pm_real w0 = *b++, w1 = *b1++, w2 = *b2++, w3 = *b3++;
             PM_ADD_FOUR(s, *a++)
         }
     } else if (f->b_column == 1) {
+        PM_UNROLL(2)
         for (; k > 0; k--) {
             const pm_real w0 = b[0], w1 = b[1], w2 = b[2], w3 = b[3];
             PM_ADD_FOUR(s, *a)

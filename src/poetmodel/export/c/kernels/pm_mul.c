@@ -1,4 +1,5 @@
 /* out = x * y */
+#define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -9,6 +9,7 @@ static inline pm_real pm_mean_of(const pm_real *x, int32_t outer, int32_t outer_
     pm_total total = {0, 0};
     for (int32_t i = 0; i < outer; i++) {
         const pm_real *p = x + i * outer_step;
+        PM_UNROLL(4)
         for (int32_t j = inner; j > 0; j--) {
             pm_add_to(&total, *p);
             p += step;
@@ -23,6 +24,7 @@ static inline pm_real pm_variance_of(const pm_real *x, int32_t outer, int32_t ou
     pm_total total = {0, 0};
     for (int32_t i = 0; i < outer; i++) {
         const pm_real *p = x + i * outer_step;
+        PM_UNROLL(4)
         for (int32_t j = inner; j > 0; j--) {
             const pm_real off = *p - mean;
             pm_add_to(&total, off * off);
@@ -36,6 +38,7 @@ static inline pm_real pm_variance_of(const pm_real *x, int32_t outer, int32_t ou
 static inline void pm_add_gradients(pm_total *plain, pm_total *moment, const pm_real *dy, int32_t dy_step,
                                     const pm_real *x, int32_t x_step, int32_t n, pm_real mean)
 {
+    PM_UNROLL(4)
     for (; n > 0; n--) {
         pm_add_to(plain, *dy);
         pm_add_to(moment, *dy * (*x - mean));

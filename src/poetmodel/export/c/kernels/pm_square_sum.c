@@ -1,4 +1,5 @@
 /* total += the sum of the squares of x */
+#define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

@@ -1,4 +1,5 @@
 /* out = sums of x, each over a divisor; outer and inner: see pm_each.h */
+#define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

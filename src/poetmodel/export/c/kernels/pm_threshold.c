@@ -1,4 +1,5 @@
 /* Threshold and ReLU: out = x where it is above the threshold, or NaN, else a number */
+#define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,5 @@
 /* Gradient of pm_threshold; x may be its output where threshold and value are the same */
+#define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -70,6 +70,15 @@ typedef PM_REAL pm_real;
 #define PM_OUT_OF_LINE
 #endif
 
+/* Repeats the body of the loop that follows so often for each branch; sums keep their order. GCC alone: Clang unrolls by
+   itself. */
+#if defined(__GNUC__) && __GNUC__ >= 8 && !defined(__clang__) && !defined(__INTEL_COMPILER)
+#define PM_PRAGMA(text) _Pragma(#text)
+#define PM_UNROLL(times) PM_PRAGMA(GCC unroll times)
+#else
+#define PM_UNROLL(times)
+#endif
+
 /* The second argument where either is NaN; PM_MAX(0, x) thus lets NaN through. Arguments may be evaluated twice. */
 #define PM_MAX(x, y) ((x) > (y) ? (x) : (y))
 #define PM_MIN(x, y) ((x) < (y) ? (x) : (y))

@@ -1,0 +1,52 @@
+"""Loops of kernels that GCC repeats: the same bits, and nothing for other compilers."""
+
+import subprocess
+
+import pytest
+
+from kit.digits import digit_batches, exporter, ran
+from kit.programs import needs
+from poetmodel.export.board import Target
+from poetmodel.export.kernels import SOURCES
+
+LOOP = "PM_UNROLL(4)\nfor (int k = 0; k < 8; k++) { x(k); }"
+OTHERS = ("__clang__", "__INTEL_COMPILER")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return what exports the step of the tutorial."""
+    return exporter(tmp_path_factory, {"plain": {}})
+
+
+def preprocessed(*options):
+    """Return the text of a loop that the compiler sees, all warnings being errors."""
+    command = ["cc", "-E", "-P", "-Wall", "-Wextra", "-Wpedantic", "-Werror", *options]
+    return subprocess.run(
+        [*command, f"-I{SOURCES / 'src'}", "-include", "pm_real.h", "-xc", "-"],
+        input=LOOP, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
+def test_other_compilers_see_no_pragma():
+    """GCC is given the number of repetitions; a compiler that calls itself another one is not."""
+    needs("cc")
+    assert "#pragma GCC unroll 4" in preprocessed()
+    for name in OTHERS:
+        text = preprocessed(f"-D{name}=1")
+        assert "for (int k = 0" in text
+        assert "#pragma GCC unroll" not in text
+        assert "PM_UNROLL" not in text
+
+
+@pytest.mark.parametrize("target", [Target.HOST, pytest.param(Target.M4, marks=pytest.mark.slow)])
+def test_repeated_loops_have_the_same_bits(folder, target):
+    """Losses and state are those of loops that are not repeated, and take fewer instructions."""
+    needs(target)
+    given = {"inputs": digit_batches(3, seed=7), "steps": 3}
+    repeated = ran(folder("plain"), target, **given)
+    plain = ran(folder("plain"), target, settings=("EXTRA=-D__clang__=1",), **given)
+    assert (repeated.losses, repeated.state) == (plain.losses, plain.state)
+    if target.is_board:
+        counts = [done.figures["step_instructions"] for done in (repeated, plain)]
+        assert counts[0] < counts[1]
