@@ -225,6 +225,15 @@ def gaps_of(graph: Graph) -> list[Gap]:
     ]
 
 
+def relieved(graph: Graph, gap: Gap) -> slice:
+    """Return the stages that take less RAM if the tensor is out of it in a gap.
+
+    The stage before the gap is one of them if its node may then write over the tensor.
+    """
+    overwritten = gap.tensor in graph.shared_bytes_of[gap.before]
+    return slice(gap.before + (not overwritten), gap.after)
+
+
 def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
     """Return the schedule in which tensors are out of RAM in some gaps, whatever RAM that takes.
 
