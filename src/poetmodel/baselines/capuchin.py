@@ -98,7 +98,7 @@ class _Capuchin:
         """Whether a gap saves no more than what a stage is above the budget."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
-        self.gaps = [gap for gap in gaps_of(graph) if self.sizes[gap.tensor]]
+        self.gaps = [gap for gap in gaps_of(graph, overwritten=True) if self.sizes[gap.tensor]]
         self.around: dict[int, list[Gap]] = {}
         for gap in self.gaps:
             self.around.setdefault(gap.tensor, []).append(gap)

@@ -215,13 +215,16 @@ class Gap:
     """The next node that reads it."""
 
 
-def gaps_of(graph: Graph) -> list[Gap]:
-    """Return every gap of a graph, by tensor and stage."""
+def gaps_of(graph: Graph, *, overwritten: bool = False) -> list[Gap]:
+    """Return every gap of a graph, by tensor and stage.
+
+    With `overwritten` also the gaps of no stage, before which a node may write over the tensor.
+    """
     return [
         Gap(i, a, b)
         for i, users in enumerate(graph.users_of)
         for a, b in pairwise((graph.node_of[i], *users))
-        if b > a + 1
+        if b > a + 1 or (overwritten and i in graph.shared_bytes_of[a])
     ]
 
 

@@ -86,7 +86,7 @@ class _GeneticSearch:
         self.gaps = sorted(
             (
                 gap
-                for gap in gaps_of(graph)
+                for gap in gaps_of(graph, overwritten=True)
                 if graph.tensor_bytes[gap.tensor]
                 and crowded[gap.after] > crowded[relieved(graph, gap).start]
             ),
