@@ -116,7 +116,14 @@ def test_time_limit_ends_every_method_with_its_reason(name):
     assert result.to_dict()["problem"]["time_limit_s"] == 1e-6
 
 
-OF_RULES = ("capuchin", "dtr-paging", "offload-all", "pofo")
+OF_RULES = (
+    "capuchin",
+    "checkmate-rounding",
+    "dtr-paging",
+    "lower-sets",
+    "offload-all",
+    "pofo",
+)
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
