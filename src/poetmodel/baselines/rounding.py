@@ -16,7 +16,7 @@ from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import within_budget
 from poetmodel.baselines.running import checkmate
 from poetmodel.clock import check_time_limit, time_left_s
-from poetmodel.errors import MethodNotApplicableError, TimeLimitError
+from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.aggregated import Grouping
@@ -90,6 +90,8 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     Takes the time of up to three linear programs; each rounding takes time in proportion to the
     number of stages times tensors.
     """
+    if rule not in ("", *RULES):
+        raise InputError(f"rule {rule!r}: expected one of {', '.join(RULES)}")
     relaxed = cache(partial(_Relaxation, problem))
     thresholds = THRESHOLDS if rule in ("", DETERMINISTIC) else (THRESHOLD,)
     allowances = (ALLOWANCE,) if rule == PUBLISHED else ALLOWANCES
