@@ -180,7 +180,8 @@ class _Capuchin:
     def _take(self, gap: Gap, *, page: bool) -> None:
         if gap not in self.pages:
             self.excess[gap.before + 1 : gap.after] -= self.sizes[gap.tensor]
-            self.excess[gap.before] -= self.graph.shared_bytes_of[gap.before].get(gap.tensor, 0)
+            if relieved(self.graph, gap).start == gap.before:
+                self.excess[gap.before] -= self.graph.shared_bytes_of[gap.before][gap.tensor]
         self.pages[gap] = page
         if page and self.overlaps and self.rule != Overhead.PUBLISHED:
             begin, end = self.end_s[gap.before], self.end_s[gap.after - 1]

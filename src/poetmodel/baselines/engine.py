@@ -8,6 +8,8 @@ order derives from `Execution`. A method that knows beforehand what stays in RAM
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit, time_left_s, time_limit
@@ -38,6 +40,53 @@ ATTEMPTS: Final = 24
 """How often `fitted` runs a method, each time with less RAM to fill."""
 FOR_RULES: Final = 0.9
 """Share of the time left that the rules of a method may take."""
+
+
+@dataclass(slots=True)
+class _LastResort:
+    """Whether nodes may write over inputs that are read later."""
+
+    allowed: bool = False
+    wanted: bool = False
+    """Whether a method has asked for it."""
+
+
+_LAST_RESORT: Final[ContextVar[_LastResort | None]] = ContextVar("last_resort", default=None)
+
+
+def overwrites() -> bool:
+    """Return whether a method may evict an input by writing over it; see `last_resort`."""
+    resort = _LAST_RESORT.get()
+    if resort is None:
+        return False
+    resort.wanted = True
+    return resort.allowed
+
+
+def last_resort(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
+    """Run a method, and again with overwritten inputs if it has no schedule.
+
+    A node that works in place may then write over an input that is read later: the input is evicted
+    after its step. A method that could do so from the start would keep more state in RAM, and pay
+    for it.
+    """
+    resort = _LAST_RESORT.get()
+    if resort is not None or not any(graph.shared_bytes_of):
+        return attempt()
+    resort = _LastResort()
+    before = _LAST_RESORT.set(resort)
+    try:
+        return attempt()
+    except MethodNotApplicableError as refusal:
+        if not resort.wanted:
+            raise
+        resort.allowed = True
+        try:
+            return attempt()
+        except MethodNotApplicableError:
+            raise refusal from None
+    finally:
+        _LAST_RESORT.reset(before)
 
 
 class Execution:
@@ -245,6 +294,8 @@ class StagedExecution(Execution):
 
     def _overwritten_victim(self, k: int) -> int | None:
         """Return the input to evict by writing over it, None if there is none."""
+        if not overwrites():
+            return None
         self._replaceable = frozenset(
             i
             for i in self.graph.shared_bytes_of[k]

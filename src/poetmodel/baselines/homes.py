@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.engine import cheapest, last_resort
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
@@ -34,7 +34,7 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _with_resident(problem, state, lambda plain: method(plain, *options, **named))
+        return _with_homes(problem, state, lambda plain: method(plain, *options, **named))
 
     return schedule
 
@@ -44,7 +44,7 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return _with_resident(problem, (), lambda plain: method(plain, *options, **named))
+        return _with_homes(problem, (), lambda plain: method(plain, *options, **named))
 
     return schedule
 
@@ -85,7 +85,11 @@ def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]])
                 yield partial(keep, number, middle)
                 low, high = (middle, high) if (number, middle) in fitting else (low, middle)
 
-    return cheapest(problem, attempts())
+    def best() -> Schedule:
+        fitting.clear()
+        return cheapest(problem, attempts())
+
+    return last_resort(problem.graph, best)
 
 
 def _dearest_first(problem: Problem) -> tuple[int, ...]:
@@ -101,6 +105,13 @@ def _dearest_first(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(graph.state_tensors, key=lambda i: (-saved_j(i), i)))
 
 
+def _with_homes(
+    problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
+) -> Schedule:
+    """Return the schedule of `_with_resident`; inputs are overwritten where there is no other."""
+    return last_resort(problem.graph, partial(_with_resident, problem, resident, method))
+
+
 def _with_resident(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
@@ -114,11 +125,11 @@ def _with_resident(
         return method(problem)
     safe, free = (without_state(problem, resident, in_time=in_time) for in_time in (True, False))
     choices = (safe,) if safe.graph == free.graph else (safe, free)
-    rules = (partial(_with_homes, problem, resident, method, plain) for plain in choices)
+    rules = (partial(_placed, problem, resident, method, plain) for plain in choices)
     return cheapest(problem, rules)
 
 
-def _with_homes(
+def _placed(
     problem: Problem,
     resident: Collection[int],
     method: Callable[[Problem], Schedule],

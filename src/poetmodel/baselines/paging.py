@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest
+from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest, overwrites
 from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
@@ -218,8 +218,10 @@ class Gap:
 def gaps_of(graph: Graph, *, overwritten: bool = False) -> list[Gap]:
     """Return every gap of a graph, by tensor and stage.
 
-    With `overwritten` also the gaps of no stage, before which a node may write over the tensor.
+    With `overwritten` also the gaps of no stage, before which a node may write over the tensor, if
+    that is allowed.
     """
+    overwritten = overwritten and overwrites()
     return [
         Gap(i, a, b)
         for i, users in enumerate(graph.users_of)
@@ -233,7 +235,7 @@ def relieved(graph: Graph, gap: Gap) -> slice:
 
     The stage before the gap is one of them if its node may then write over the tensor.
     """
-    overwritten = gap.tensor in graph.shared_bytes_of[gap.before]
+    overwritten = overwrites() and gap.tensor in graph.shared_bytes_of[gap.before]
     return slice(gap.before + (not overwritten), gap.after)
 
 
