@@ -238,7 +238,7 @@ class StagedExecution(Execution):
     def candidates(self, k: int) -> list[int]:
         """Return the tensors of more than 0 bytes that no step of the stage from `k` on reads.
 
-        Where these are not enough, inputs that step `k` may write over are among them.
+        Inputs that step `k` may write over are among them while `_overwritten_victim` looks for one.
         """
         return [
             i
@@ -279,8 +279,8 @@ class StagedExecution(Execution):
     def _make_room_for(self, k: int) -> None:
         """Evict until node `k` fits, again if it may then write over fewer inputs.
 
-        Without another victim, the node writes over an input that a later stage reads: the input is
-        evicted after the step.
+        Without another victim, the node writes over an input that a later stage reads, if that is
+        allowed: the input is evicted after the step.
         """
         while self.ram_bytes + (demand_bytes := self._step_bytes(k)) > self.limit_bytes:
             victim = self.victim(k)
