@@ -238,7 +238,7 @@ class StagedExecution(Execution):
     def candidates(self, k: int) -> list[int]:
         """Return the tensors of more than 0 bytes that no step of the stage from `k` on reads.
 
-        Inputs that step `k` may write over are among them while `_overwritten_victim` looks for one.
+        Inputs that step `k` may write over are among them while one of these is looked for.
         """
         return [
             i
