@@ -51,6 +51,10 @@ IN_README: Final = {
     "rotor": "rotor",
     "min-cut": "min-cut, after PyTorch",
 }
+CLOSEST: Final = ("dtr-paging", "capuchin", "checkmate")
+"""Earlier methods in the table of the distribution."""
+FACTORS: Final = (1 + TIE, 1.05, 1.1, 1.25, 1.5, 2.0, 10.0)
+"""Factors of the least overhead in that table."""
 VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr, own order")
 _PROBLEM: Final = ["kind", "model", "device", "ram"]
 
@@ -145,6 +149,20 @@ def methods() -> str:
     fixed = dict.fromkeys(("solved", "median", "worst"), lambda text: text)
     counts = {"as good as the best": whole, "median CPU time": seconds_text}
     return markdown(texts, {"method": str, **fixed, **counts})
+
+
+def distribution() -> str:
+    """Return on how many problems a few methods are within some factors of the least overhead."""
+    runs = overheads()
+    lines = []
+    for method in (OPTIMAL, GREEDY, BEST, *CLOSEST):
+        low = runs[runs.method == method].low
+        counts = [int((low <= factor).sum()) for factor in FACTORS]
+        beyond = int(low.count()) - counts[-1]
+        name = method if method == BEST else code(method)
+        lines.append((name, *map(whole, (*counts, beyond, low.isna().sum()))))
+    heads = [f"up to {factor:g}" for factor in FACTORS]
+    return figures(lines, ("method", *heads, "more", "unsolved"))
 
 
 def methods_readme() -> str:

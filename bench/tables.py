@@ -116,6 +116,7 @@ def _figure_cells(name: str) -> pd.DataFrame:
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "methods": solves.methods,
     "methods-readme": solves.methods_readme,
+    "distribution": solves.distribution,
     "kinds": solves.kinds,
     "grid": solves.grid,
     "missed": solves.missed,

@@ -1,6 +1,7 @@
 """What `run` makes of a schedule, and that whatever a method executes becomes a valid one."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -11,10 +12,10 @@ from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, run
 from poetmodel.baselines import running as home
-from poetmodel.baselines.engine import Execution, cheapest, fitted
+from poetmodel.baselines.engine import Execution, cheapest, fitted, last_resort, overwrites
 from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
-from poetmodel.graph import checkpoint_all_peak_bytes, floor, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
@@ -116,7 +117,14 @@ def test_time_limit_ends_every_method_with_its_reason(name):
     assert result.to_dict()["problem"]["time_limit_s"] == 1e-6
 
 
-OF_RULES = ("capuchin", "dtr-paging", "offload-all", "pofo")
+OF_RULES = (
+    "capuchin",
+    "checkmate-rounding",
+    "dtr-paging",
+    "lower-sets",
+    "offload-all",
+    "pofo",
+)
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
@@ -324,3 +332,34 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
         assert verify(problem, schedule).valid
     with time_limit(1000), pytest.raises(TimeLimitError):
         cheapest(problem, (endless, keep_all))
+
+
+def test_inputs_are_overwritten_as_a_last_resort():
+    """A method that asks whether it may, and has no schedule, runs again; others do not."""
+    graph = Graph(
+        name="in place",
+        nodes=(
+            operation("x", output_bytes=4),
+            operation("y", output_bytes=4, inputs=("x",), in_place={"y": "x"}),
+        ),
+    )
+    answers = []
+
+    def attempt(*, asks=True, fails=lambda: not answers[-1]):
+        answers.append(overwrites() if asks else None)
+        if fails():
+            raise MethodNotApplicableError("too little room")
+        return checkpoint_all(graph)
+
+    assert last_resort(graph, attempt) == checkpoint_all(graph)
+    assert answers == [False, True]
+    assert not overwrites()
+    last_resort(graph, partial(attempt, fails=lambda: False))
+    assert answers == [False, True, False]
+    with pytest.raises(MethodNotApplicableError):
+        last_resort(graph, partial(attempt, asks=False))
+    assert answers == [False, True, False, None]
+    plain = replace(graph, nodes=(graph.nodes[0], replace(graph.nodes[1], in_place=())))
+    with pytest.raises(MethodNotApplicableError):
+        last_resort(plain, attempt)
+    assert answers == [False, True, False, None, False]

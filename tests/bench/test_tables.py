@@ -156,6 +156,17 @@ def test_rows_have_most_solved_first_and_the_optimum_before_all(records):
     assert table[["median_low", "worst_low", "ties"]].iloc[1].tolist() == [3.0, 4.0, 0]
 
 
+def test_distribution_counts_problems_by_factors_of_the_least(records):
+    """Counts are of all problems up to a factor; then come those beyond all, and the unsolved."""
+    records("compared", optimum(1.0, 1.0), method("capuchin", 1.2),
+            optimum(1.0, 1.0, ram="70%"), method("capuchin", 30.0, ram="70%"),
+            optimum(1.0, 1.0, ram="80%"), method("capuchin", None, ram="80%"))  # fmt: skip
+    lines = solves.distribution().splitlines()
+    assert lines[0].startswith("| method | up to 1.001 | up to 1.05 | up to 1.1 | up to 1.25 |")
+    assert "| `optimal` | 3 | 3 | 3 | 3 | 3 | 3 | 3 | 0 | 0 |" in lines
+    assert "| `capuchin` | 0 | 0 | 0 | 1 | 1 | 1 | 1 | 1 | 1 |" in lines
+
+
 def test_what_does_not_count(records):
     """A run that was cut short, and a problem that nothing solves, are left out.
 

@@ -415,8 +415,7 @@ def test_rows_want_decisions_and_have_names():
     """Those that a row has with a sign that more of them helps to keep it.
 
     A second row of the same name would be reported as the first. A gap of what rounding leaves of
-    the value would contradict the status. The former name of the class warns; terms may be
-    pairs.
+    the value would contradict the status. Terms may be pairs.
     """
     problem = PROBLEM.subject_to(more=lambda v: 2 * v.page_outs["b"] - v.page_ins["c"] >= 1)
     assert (problem.wanted.page_out, problem.wanted.page_in) == ((0, 2, 0), (0, 0, 0))

@@ -18,6 +18,7 @@ from poetmodel.baselines.paging import (
     eviction_costs,
     execute_gaps,
     gaps_of,
+    relieved,
     within_budget,
 )
 from poetmodel.clock import check_time_limit
@@ -97,7 +98,7 @@ class _Capuchin:
         """Whether a gap saves no more than what a stage is above the budget."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
-        self.gaps = [gap for gap in gaps_of(graph) if self.sizes[gap.tensor]]
+        self.gaps = [gap for gap in gaps_of(graph, overwritten=True) if self.sizes[gap.tensor]]
         self.around: dict[int, list[Gap]] = {}
         for gap in self.gaps:
             self.around.setdefault(gap.tensor, []).append(gap)
@@ -136,7 +137,7 @@ class _Capuchin:
             if free[gap] < 0 or self.excess.max() <= 0:
                 break
             hidden = self._free(gap) >= 0  # still, as the channel may be busy by now
-            crowded = self.excess[gap.before + 1 : gap.after].max() > 0
+            crowded = self.excess[relieved(self.graph, gap)].max() > 0
             if hidden and crowded and self.storage.takes(gap.tensor):
                 self._take(gap, page=True)
 
@@ -146,7 +147,8 @@ class _Capuchin:
             crowded = [0, *accumulate((self.excess > 0).tolist())]
             for gap in self.gaps:
                 check_time_limit()
-                if crowded[gap.after] == crowded[gap.before + 1] or gap in self.pages:
+                first = relieved(self.graph, gap).start
+                if crowded[gap.after] == crowded[first] or gap in self.pages:
                     continue
                 saved_bytes = self._saved_bytes(gap)
                 swap = max(0.0, -self._free(gap))
@@ -173,11 +175,13 @@ class _Capuchin:
         size = self.sizes[gap.tensor]
         if not self.needed:
             return size
-        return min(size, int(self.excess[gap.before + 1 : gap.after].max()))
+        return min(size, int(self.excess[relieved(self.graph, gap)].max()))
 
     def _take(self, gap: Gap, *, page: bool) -> None:
         if gap not in self.pages:
             self.excess[gap.before + 1 : gap.after] -= self.sizes[gap.tensor]
+            if relieved(self.graph, gap).start == gap.before:
+                self.excess[gap.before] -= self.graph.shared_bytes_of[gap.before][gap.tensor]
         self.pages[gap] = page
         if page and self.overlaps and self.rule != Overhead.PUBLISHED:
             begin, end = self.end_s[gap.before], self.end_s[gap.after - 1]

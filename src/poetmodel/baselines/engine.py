@@ -8,6 +8,8 @@ order derives from `Execution`. A method that knows beforehand what stays in RAM
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit, time_left_s, time_limit
@@ -38,6 +40,53 @@ ATTEMPTS: Final = 24
 """How often `fitted` runs a method, each time with less RAM to fill."""
 FOR_RULES: Final = 0.9
 """Share of the time left that the rules of a method may take."""
+
+
+@dataclass(slots=True)
+class _LastResort:
+    """Whether nodes may write over inputs that are read later."""
+
+    allowed: bool = False
+    wanted: bool = False
+    """Whether a method has asked for it."""
+
+
+_LAST_RESORT: Final[ContextVar[_LastResort | None]] = ContextVar("last_resort", default=None)
+
+
+def overwrites() -> bool:
+    """Return whether a method may evict an input by writing over it; see `last_resort`."""
+    resort = _LAST_RESORT.get()
+    if resort is None:
+        return False
+    resort.wanted = True
+    return resort.allowed
+
+
+def last_resort(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
+    """Run a method, and again with overwritten inputs if it has no schedule.
+
+    A node that works in place may then write over an input that is read later: the input is evicted
+    after its step. A method that could do so from the start would keep more state in RAM, and pay
+    for it.
+    """
+    resort = _LAST_RESORT.get()
+    if resort is not None or not any(graph.shared_bytes_of):
+        return attempt()
+    resort = _LastResort()
+    before = _LAST_RESORT.set(resort)
+    try:
+        return attempt()
+    except MethodNotApplicableError as refusal:
+        if not resort.wanted:
+            raise
+        resort.allowed = True
+        try:
+            return attempt()
+        except MethodNotApplicableError:
+            raise refusal from None
+    finally:
+        _LAST_RESORT.reset(before)
 
 
 class Execution:
@@ -157,6 +206,10 @@ class StagedExecution(Execution):
         super().__init__(graph, limit_bytes)
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
+        self._overwritten: set[int] = set()
+        """Inputs that the current step writes over, although a later stage reads them."""
+        self._replaceable: frozenset[int] = frozenset()
+        """Inputs of the current step that it could write over, while a victim is chosen."""
 
     # -- what a method decides ------------------------------------------------------------------
 
@@ -183,8 +236,15 @@ class StagedExecution(Execution):
         return bool(users) and users[-1] > self.stage
 
     def candidates(self, k: int) -> list[int]:
-        """Return the tensors of more than 0 bytes that no step of the stage from `k` on reads."""
-        return [i for i in sorted(self.ram) if self.sizes[i] and self._last_read.get(i, -1) < k]
+        """Return the tensors of more than 0 bytes that no step of the stage from `k` on reads.
+
+        Inputs that step `k` may write over are among them while one of these is looked for.
+        """
+        return [
+            i
+            for i in sorted(self.ram)
+            if self.sizes[i] and (self._last_read.get(i, -1) < k or i in self._replaceable)
+        ]
 
     def run(self) -> Schedule:
         """Execute all stages and return the schedule."""
@@ -214,11 +274,36 @@ class StagedExecution(Execution):
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
                 if self._leaves(i, k):
                     self.evict(i)
+            self._overwritten.clear()
 
     def _make_room_for(self, k: int) -> None:
-        """Evict until node `k` fits, again if it may then write over fewer inputs."""
+        """Evict until node `k` fits, again if it may then write over fewer inputs.
+
+        Without another victim, the node writes over an input that a later stage reads, if that is
+        allowed: the input is evicted after the step.
+        """
         while self.ram_bytes + (demand_bytes := self._step_bytes(k)) > self.limit_bytes:
-            self.make_room(demand_bytes, k)
+            victim = self.victim(k)
+            if victim is not None:
+                check_time_limit()
+                self.evict(victim)
+            elif (overwritten := self._overwritten_victim(k)) is not None:
+                self._overwritten.add(overwritten)
+            else:
+                self.make_room(demand_bytes, k)  # says that no tensor may leave
+
+    def _overwritten_victim(self, k: int) -> int | None:
+        """Return the input to evict by writing over it, None if there is none."""
+        if not overwrites():
+            return None
+        self._replaceable = frozenset(
+            i
+            for i in self.graph.shared_bytes_of[k]
+            if self._last_read.get(i, -1) == k and not self._leaves(i, k)
+        )
+        victim = self.victim(k) if self._replaceable else None
+        self._replaceable = frozenset()
+        return victim
 
     def _step_bytes(self, k: int) -> int:
         """Return the bytes of node `k` beside its inputs, less those that it writes over [B]."""
@@ -228,7 +313,9 @@ class StagedExecution(Execution):
 
     def _leaves(self, i: int, k: int) -> bool:
         """Whether tensor `i` is in RAM and no longer needed once node `k` is computed."""
-        return i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i)
+        last_read = self._last_read.get(i, -1)
+        may_leave = i in self.ram and last_read <= k
+        return may_leave and (i in self._overwritten or not self.retains(i))
 
     def _missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.engine import cheapest, last_resort
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
@@ -34,7 +34,7 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _with_resident(problem, state, lambda plain: method(plain, *options, **named))
+        return _with_homes(problem, state, lambda plain: method(plain, *options, **named))
 
     return schedule
 
@@ -44,7 +44,7 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return _with_resident(problem, (), lambda plain: method(plain, *options, **named))
+        return _with_homes(problem, (), lambda plain: method(plain, *options, **named))
 
     return schedule
 
@@ -85,7 +85,11 @@ def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]])
                 yield partial(keep, number, middle)
                 low, high = (middle, high) if (number, middle) in fitting else (low, middle)
 
-    return cheapest(problem, attempts())
+    def best() -> Schedule:
+        fitting.clear()
+        return cheapest(problem, attempts())
+
+    return last_resort(problem.graph, best)
 
 
 def _dearest_first(problem: Problem) -> tuple[int, ...]:
@@ -101,27 +105,55 @@ def _dearest_first(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(graph.state_tensors, key=lambda i: (-saved_j(i), i)))
 
 
+def _with_homes(
+    problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
+) -> Schedule:
+    """Return the schedule of `_with_resident`; inputs are overwritten where there is no other."""
+    return last_resort(problem.graph, partial(_with_resident, problem, resident, method))
+
+
 def _with_resident(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of a method if some state is in RAM, the rest on storage."""
-    graph = problem.graph
-    if not graph.state_tensors:
+    """Return the schedule of a method if some state is in RAM, the rest on storage.
+
+    The method schedules two problems: one in which every recomputation is in time, and one in which
+    all nodes stay recomputable, whose schedule counts unless it runs a node too late. The better
+    schedule is returned.
+    """
+    if not problem.graph.state_tensors:
         return method(problem)
-    found = method(without_state(problem, resident))
+    safe, free = (without_state(problem, resident, in_time=in_time) for in_time in (True, False))
+    choices = (safe,) if safe.graph == free.graph else (safe, free)
+    rules = (partial(_placed, problem, resident, method, plain) for plain in choices)
+    return cheapest(problem, rules)
+
+
+def _placed(
+    problem: Problem,
+    resident: Collection[int],
+    method: Callable[[Problem], Schedule],
+    plain: Problem,
+) -> Schedule:
+    """Schedule a problem without its state, and return the schedule with the homes of state."""
+    found = method(plain)
     _require_in_time(problem, found)
     return paged_at_once(
-        graph,
+        problem.graph,
         R=found.R,
         kept=found.kept,
         M_in=found.M_in,
         resident=sorted(resident),
-        identity=GraphIdentity.of(graph),
+        identity=GraphIdentity.of(problem.graph),
     )
 
 
-def without_state(problem: Problem, resident: Collection[int]) -> Problem:
-    """Return the problem that is left to a method if some state is in RAM, the rest on storage."""
+def without_state(problem: Problem, resident: Collection[int], *, in_time: bool = True) -> Problem:
+    """Return the problem that is left to a method if some state is in RAM, the rest on storage.
+
+    If `in_time`, no node is recomputable that a schedule could run again after an update has
+    replaced state that the node reads.
+    """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
     stored_bytes = graph.state_bytes - in_ram_bytes
@@ -149,10 +181,31 @@ def without_state(problem: Problem, resident: Collection[int]) -> Problem:
                     f"{format_bytes(room)}"
                 )
             limits["aux_bytes"] = room - stored_bytes
-    plain = _in_two_passes(
-        working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
-    )
+    plain = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
+    if in_time:
+        plain = _recomputable_in_time(plain, graph.last_stages)
+    plain = _in_two_passes(plain)
     return replace(problem.resolved(), graph=plain, costs=_costs(problem, plain), **limits)
+
+
+def _recomputable_in_time(graph: Graph, last_stages: Sequence[int]) -> Graph:
+    """Return a graph that recomputes no node after its last stage, however it is scheduled.
+
+    A node stays recomputable if its outputs are read no later than its own last stage, and than
+    those of all recomputable nodes from which it is computed: these may have to run again for it.
+    Of two nodes of which only one can stay recomputable, the one that comes first does.
+    """
+    latest: list[int] = []
+    """For each node the last stage in which it and all that it needs may run again."""
+    nodes = list(graph.nodes)
+    for k, node in enumerate(graph.nodes):
+        needed = (graph.node_of[i] for i in graph.inputs_of[k])
+        before = (latest[j] for j in needed if nodes[j].recomputable)
+        latest.append(min(last_stages[k], *before, len(nodes)))
+        read = max((t for i in graph.outputs_of[k] for t in graph.users_of[i]), default=k)
+        if read > latest[k] and node.recomputable:
+            nodes[k] = replace(node, recomputable=False)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _in_two_passes(graph: Graph) -> Graph:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest
+from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest, overwrites
 from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
@@ -215,14 +215,28 @@ class Gap:
     """The next node that reads it."""
 
 
-def gaps_of(graph: Graph) -> list[Gap]:
-    """Return every gap of a graph, by tensor and stage."""
+def gaps_of(graph: Graph, *, overwritten: bool = False) -> list[Gap]:
+    """Return every gap of a graph, by tensor and stage.
+
+    With `overwritten` also the gaps of no stage, before which a node may write over the tensor, if
+    that is allowed.
+    """
+    overwritten = overwritten and overwrites()
     return [
         Gap(i, a, b)
         for i, users in enumerate(graph.users_of)
         for a, b in pairwise((graph.node_of[i], *users))
-        if b > a + 1
+        if b > a + 1 or (overwritten and i in graph.shared_bytes_of[a])
     ]
+
+
+def relieved(graph: Graph, gap: Gap) -> slice:
+    """Return the stages that take less RAM if the tensor is out of it in a gap.
+
+    The stage before the gap is one of them if its node may then write over the tensor.
+    """
+    overwritten = overwrites() and gap.tensor in graph.shared_bytes_of[gap.before]
+    return slice(gap.before + (not overwritten), gap.after)
 
 
 def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:

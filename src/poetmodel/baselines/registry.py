@@ -163,6 +163,16 @@ _ALL: Final = (
         by_solver=True,
     ),
     Method(
+        name="checkmate-rounding",
+        summary="round the checkpoints of checkmate's linear relaxation, recompute what is missing",
+        source="Jain et al., Checkmate, MLSys 2020, section 5",
+        assumptions="as checkmate; a tenth of the budget makes up for what rounding adds",
+        home="poetmodel.baselines.rounding:checkmate_rounding",
+        **_table_1("+++-"),
+        recomputes=True,
+        variants=("published", "deterministic", "randomized"),
+    ),
+    Method(
         name="checkpoint-all",
         summary="compute once, keep every tensor to its last use (PyTorch's default)",
         source="Patil et al., POET, ICML 2022, Table 1",
@@ -202,6 +212,19 @@ _ALL: Final = (
         home="poetmodel.baselines.saved_sets:min_cut",
         **_table_1("+~~-"),
         recomputes=True,
+    ),
+    Method(
+        name="lower-sets",
+        summary="save the boundaries of lower sets of the forward pass, recompute the rest once",
+        source="Kusumoto et al., A graph theoretic framework of recomputation algorithms for "
+        "memory-efficient backpropagation, NeurIPS 2019, section 4",
+        assumptions="a segment is needed whole for its backward pass; gradients are as large as "
+        "their tensors",
+        not_for=_NO_BACKWARD,
+        home="poetmodel.baselines.lower_sets:lower_sets",
+        **_table_1("+++-"),
+        recomputes=True,
+        variants=("exact", "pruned"),
     ),
     Method(
         name="griewank-walther",

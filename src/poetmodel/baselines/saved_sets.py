@@ -35,12 +35,12 @@ UNITS: Final = 1000
 
 
 def recompute_once(
-    graph: Graph, saved: Collection[int], groups: Collection[range] = ()
+    graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
     """Return the schedule that saves some tensors and recomputes the others when they are read.
 
     Every node is recomputed at most once: what is recomputed, and what is saved, stays until
-    nothing more is computed from it. Groups are ranges of nodes that are recomputed together: when
+    nothing more is computed from it. Groups are sets of nodes that are recomputed together: when
     one of their tensors is missing, all that will still be read are recomputed.
     """
     begin, last = begin_of_backward(graph), last_forward_uses(graph)

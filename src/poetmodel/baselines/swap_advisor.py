@@ -8,7 +8,14 @@ import numpy as np
 
 from poetmodel.baselines.engine import cheapest
 from poetmodel.baselines.homes import in_best_homes
-from poetmodel.baselines.paging import Gap, execute_gaps, gaps_of, transfer_costs, within_budget
+from poetmodel.baselines.paging import (
+    Gap,
+    execute_gaps,
+    gaps_of,
+    relieved,
+    transfer_costs,
+    within_budget,
+)
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
@@ -79,19 +86,23 @@ class _GeneticSearch:
         self.gaps = sorted(
             (
                 gap
-                for gap in gaps_of(graph)
-                if graph.tensor_bytes[gap.tensor] and crowded[gap.after] > crowded[gap.before + 1]
+                for gap in gaps_of(graph, overwritten=True)
+                if graph.tensor_bytes[gap.tensor]
+                and crowded[gap.after] > crowded[relieved(graph, gap).start]
             ),
             key=lambda gap: (gap.before, gap.tensor),
         )
         tensors = [gap.tensor for gap in self.gaps]
-        self.first = np.array([gap.before + 1 for gap in self.gaps], dtype=np.int64)
+        self.first = np.array([relieved(graph, gap).start for gap in self.gaps], dtype=np.int64)
         self.end = np.array([gap.after for gap in self.gaps], dtype=np.int64)
         self.sizes = np.array([graph.tensor_bytes[i] for i in tensors], dtype=np.int64)
         stages = np.arange(len(graph.nodes))
         self.across = (self.first[:, None] <= stages) & (stages < self.end[:, None])
         self.relief = self.across * self.sizes[:, None]
         """Bytes that each gap takes off each stage, shape (gaps, stages)."""
+        for index, gap in enumerate(self.gaps):
+            if self.across[index, gap.before]:
+                self.relief[index, gap.before] = graph.shared_bytes_of[gap.before][gap.tensor]
         cost_in, cost_out = transfer_costs(problem)
         if problem.minimize == Quantity.WRITES:
             writes = problem.objective.coefficients
@@ -105,7 +116,8 @@ class _GeneticSearch:
                 self.cost_out[self.tensor[index]] = cost_out[i]
                 self.written[self.tensor[index]] = self.sizes[index]
         ends_s = np.concatenate(([0.0], np.cumsum(problem.table.compute_time_s)))
-        self.gap_s = ends_s[self.end] - ends_s[self.first]
+        begins = np.array([gap.before + 1 for gap in self.gaps], dtype=np.int64)
+        self.gap_s = ends_s[self.end] - ends_s[begins]
         """Time of the computing in each gap [s]."""
         self.pass_s = float(ends_s[-1])
         moves = self.cost_in + self.cost_out[self.tensor]
@@ -175,8 +187,8 @@ class _GeneticSearch:
             excess -= self.relief[gene]
         for gene in self.costliest_first[mask[self.costliest_first]]:
             check_time_limit()
-            span = excess[self.first[gene] : self.end[gene]]
-            if span.max() + self.sizes[gene] <= 0:
-                span += self.sizes[gene]
+            stages = slice(self.first[gene], self.end[gene])
+            if (excess + self.relief[gene])[stages].max() <= 0:
+                excess[stages] += self.relief[gene][stages]
                 mask[gene] = False
         return mask

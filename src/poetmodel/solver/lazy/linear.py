@@ -13,7 +13,7 @@ from poetmodel.solver.lazy.disaggregation import ROUNDING, broken_stages
 from poetmodel.solver.outcome import safe_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -144,22 +144,24 @@ def _tight_stages(session: Session) -> list[int]:
     return broken_stages(loads, session.params.tight_ratio * session.problem.usable_ram_bytes)
 
 
-def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return about the bytes of every stage row for a fractional point, shape (stages,).
+def kept_levels(
+    relaxation: Relaxation, x: NDArray[np.float64]
+) -> Iterator[tuple[int, list[tuple[int, int, float]]]]:
+    """Yield each tensor that is read with the spans of stages in which a point keeps it.
 
-    What a group brings back is taken to be there from the first computation that reads it to the
-    last one in the group, what it keeps on from there.
+    A span (begin, end, level) says that `level` of the tensor stays in RAM across the ends of
+    stages begin..end-1. What a group brings back is taken to be there from the first computation
+    that reads it to the last one in the group, what it keeps on from there.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,
         relaxation.grouping,
         relaxation.events,
     )
-    sizes, group_of = graph.tensor_bytes, grouping.group_of
-    change = np.zeros(len(graph.nodes) + 1)
+    group_of = grouping.group_of
     sure = relaxation.events.kept
     for i, k in enumerate(graph.node_of):
-        if not sizes[i] or not graph.users_of[i]:
+        if not graph.users_of[i]:
             continue
         begin = group_of[k]
         keeps = []
@@ -169,32 +171,49 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
         readers: dict[int, list[int]] = {}
         for j in graph.users_of[i]:
             readers.setdefault(group_of[j], []).append(j)
-        held = _Span(change, sizes[i])
         after = max(readers.get(begin, [k]))
-        held.add(k, after, 1.0)
+        spans = [(k, after, 1.0)]
         level = keeps[0] if keeps else 0.0
         for a, event in enumerate(events.events[i]):
-            held.add(after, grouping.last_stage[event - 1], level)
+            spans.append((after, grouping.last_stage[event - 1], level))
             first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
             here = readers.get(event)
             if here:
-                held.add(first_stage - 1, here[0], level)
+                spans.append((first_stage - 1, here[0], level))
                 brought = _brought(relaxation, x, event, i, k)
-                held.add(here[0], here[-1], min(1.0, level + brought))
+                spans.append((here[0], here[-1], min(1.0, level + brought)))
                 after = here[-1]
             else:
-                held.add(first_stage - 1, last_stage, level)
+                spans.append((first_stage - 1, last_stage, level))
                 after = last_stage
             level = keeps[a + 1] if a + 1 < len(keeps) else 0.0
-        for q in (*graph.users_of[i], k):
+        yield i, [span for span in spans if span[1] > span[0] and span[2] > 0]
+
+
+def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return about the bytes of every stage row for a fractional point, shape (stages,).
+
+    Tensors are in RAM as `kept_levels` says.
+    """
+    graph = relaxation.problem.working_graph
+    sizes = graph.tensor_bytes
+    change = np.zeros(len(graph.nodes) + 1)
+    for i, spans in kept_levels(relaxation, x):
+        if not sizes[i]:
+            continue
+        held = _Span(change, sizes[i])
+        for span in spans:
+            held.add(*span)
+        for q in (*graph.users_of[i], graph.node_of[i]):
             # A tensor of the stage's own step is not among those that cross it.
             own = held.at(q) * (1 - graph.shared_bytes_of[q].get(i, 0) / sizes[i])
             change[q] -= own
             change[q + 1] += own
+    sizes = relaxation.problem.graph.tensor_bytes
     for i, column in relaxation.resident.items():
-        home = _Span(change, relaxation.problem.graph.tensor_bytes[i])
+        home = _Span(change, sizes[i])
         home.add(0, len(graph.nodes), float(x[column]))
-        for q in (*graph.users_of[i], graph.node_of[i]) if sizes[i] else ():
+        for q in (*graph.users_of[i], graph.node_of[i]) if graph.tensor_bytes[i] else ():
             change[q] -= home.at(q)
             change[q + 1] += home.at(q)
     return np.array(graph.step_bytes, dtype=np.float64) + np.cumsum(change)[:-1]
