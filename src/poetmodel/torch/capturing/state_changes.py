@@ -59,7 +59,8 @@ class _Holder:
         """The dict, list or set that changes; None if there is none."""
         holder = self.holder
         if self.has_attributes:
-            return attributes_of(holder)
+            attributes = attributes_of(holder)
+            return vars(holder) if attributes is None else attributes  # of a weak proxy
         if isinstance(holder, CONTAINERS):
             holder = content_of(holder)
         elif not isinstance(holder, dict | list | set | deque):
@@ -73,7 +74,8 @@ class _Holder:
 
     def present(self) -> Any:
         """Return the content; a copy."""
-        return content_copy(self.content)
+        content = self.content
+        return self.before if content is None else content_copy(content)
 
     def set(self, key: Any, value: Any) -> None:
         """Set an item, or all of the content of a list or a set."""
