@@ -548,7 +548,7 @@ class PythonReads:
 
         So ``type(self).beta`` is found, and ``cls.beta``: what is on the stack cannot be seen.
         """
-        read: dict[str, Line] = {}
+        read: dict[str, Line | None] = {}
         for code in self._codes.values():
             if code.is_followed and not code.is_library:
                 for name, following in code.reads(_READ_ATTRIBUTE):
@@ -607,7 +607,8 @@ def _anchor(kind: type) -> type | None:
     of a class above it, which may translate names, calls it.
     """
     if issubclass(kind, torch.nn.Module):
-        return torch.nn.Module
+        module: type = torch.nn.Module
+        return module
     if issubclass(kind, (torch.Tensor, type, ModuleType, BaseException, *PLAIN)):
         return None
     anchor = None
@@ -705,8 +706,8 @@ def _is_guarded(place: Place) -> bool:
         return True
     value = place.value
     if isinstance(value, PLAIN) and isinstance(place.first, PLAIN):
-        return form_of(value) == form_of(place.first)
-    return id(value) == place.first
+        return bool(form_of(value) == form_of(place.first))
+    return bool(id(value) == place.first)
 
 
 # -- code ----------------------------------------------------------------------------------------
@@ -767,10 +768,11 @@ class _Listing:
         if known is not None and known.code is code:
             return known
         listing = _Listing(code)
-        starts = {offset: line for offset, line in dis.findlinestarts(code) if line is not None}
+        # From Python 3.13 on some instructions have no line.
+        starts: dict[int, Any] = dict(dis.findlinestarts(code))
         line = code.co_firstlineno
         for instruction in dis.get_instructions(code):
-            line = starts.get(instruction.offset, line)
+            line = starts.get(instruction.offset) or line
             if instruction.opname not in _SKIPPED:
                 listing.instructions.append(instruction)
                 listing.offsets.append(instruction.offset)

@@ -159,7 +159,7 @@ class Comparison:
         if isinstance(before, torch.Tensor):
             if not isinstance(now, torch.Tensor) or id(before) in self._constants:
                 return False
-            return form_of(before) == form_of(now)
+            return bool(form_of(before) == form_of(now))
         if kind is not type(now) or depth == 0:
             return False
         if isinstance(before, PLAIN):
@@ -196,9 +196,9 @@ class Comparison:
         if type(before) is not type(now) or len(before) != len(now):
             return False
         if isinstance(before, frozenset):
-            return form_of(before) == form_of(now)
+            return bool(form_of(before) == form_of(now))
         if isinstance(before, bytes | str):
-            return before == now
+            return bool(before == now)
         return all(self.is_same(x, y, depth - 1) for x, y in zip(before, now, strict=True))
 
 

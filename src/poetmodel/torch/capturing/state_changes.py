@@ -59,7 +59,8 @@ class _Holder:
         """The dict, list or set that changes; None if there is none."""
         holder = self.holder
         if self.has_attributes:
-            return attributes_of(holder)
+            attributes = attributes_of(holder)
+            return vars(holder) if attributes is None else attributes  # of a weak proxy
         if isinstance(holder, CONTAINERS):
             holder = content_of(holder)
         elif not isinstance(holder, dict | list | set | deque):
@@ -73,7 +74,8 @@ class _Holder:
 
     def present(self) -> Any:
         """Return the content; a copy."""
-        return content_copy(self.content)
+        content = self.content
+        return self.before if content is None else content_copy(content)
 
     def set(self, key: Any, value: Any) -> None:
         """Set an item, or all of the content of a list or a set."""
@@ -219,6 +221,10 @@ class StateChanges:
 
     def _watch(self, name: str, value: Any) -> bool:
         """Watch a container or an object from now on; return whether it was not."""
+        kind = type(value)
+        is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
+        if not is_plain and not self._reads.is_of_a_user(kind):
+            return False  # a package may set an attribute of its objects around a call
         watched = _Holder(name, value, None)
         content = watched.content
         if content is None or id(content) in self._inner or (id(value), None) in self._watched:
@@ -247,7 +253,10 @@ class StateChanges:
 
     def _changes(self) -> Iterator[tuple[_Holder, Any, Any, Any]]:
         for watched in list(self._watched.values()):
+            is_inner = id(watched.content) in self._inner
             for key, old, new in watched.changes():
+                if not is_inner and has_tensors(form_of(old)):
+                    continue  # it was set around the code that came to it first
                 if form_of(old) != form_of(new):
                     yield watched, key, old, new
 
