@@ -52,11 +52,10 @@ static uint32_t pm_layout(void)
     return pm_checksum(0, parts, sizeof parts);
 }
 
-static pm_seal_t pm_seal_of(uint32_t mark)
+static uint32_t pm_identity(void)
 {
-    const uint32_t parts[] = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(), mark};
-    const pm_seal_t seal = {mark, pm_checksum(0, parts, sizeof parts)};
-    return seal;
+    const uint32_t parts[] = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout()};
+    return pm_checksum(0, parts, sizeof parts);
 }
 
 static uint32_t pm_mark_of(const pm_record_t *record)
@@ -94,15 +93,21 @@ static int pm_read_end(uint32_t slot, uint32_t bytes, int is_short_none, pm_reco
     return error ? pm_page_error(error) : PM_OK;
 }
 
-/* Whether a seal is the expected one: a byte of it may have changed since, as all else was written before. */
-static int pm_is_seal(const pm_seal_t *seal, const pm_seal_t *expected)
+static uint32_t pm_wrong_bytes(uint32_t a, uint32_t b)
 {
-    uint32_t mark = seal->mark ^ expected->mark, check = seal->check ^ expected->check, wrong = 0;
-    for (; mark || check; mark >>= 8, check >>= 8) wrong += ((mark & 0xFFu) != 0) + ((check & 0xFFu) != 0);
-    return wrong <= 1u;
+    uint32_t wrong = 0;
+    for (uint32_t bits = a ^ b; bits; bits >>= 8) wrong += (bits & 0xFFu) != 0;
+    return wrong;
 }
 
-/* Judges one generation as a whole. */
+/* The number of a mark; none: 0. */
+static uint32_t pm_number_of(uint32_t mark)
+{
+    const uint32_t number = mark ^ PM_MARK, first = mark ^ PM_FIRST_MARK;
+    return number < PM_MOST_COMMITS ? number : first < PM_MOST_COMMITS ? first : 0;
+}
+
+/* Judges one generation as a whole. A byte of its seal may have changed since it was written: all else was before. */
 static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
 {
     PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
@@ -115,10 +120,10 @@ static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_
     }
 
     PM_TRY(pm_read_end(pm_seal_slot(generation), PM_SEAL_BYTES, is_short_none, found));
-    const pm_seal_t seal = pm_moving.seal;
-    const pm_seal_t expected = pm_seal_of(is_sound ? pm_mark_of(&record) : seal.mark);
+    const uint32_t mark = pm_moving.seal.mark, again = ~pm_moving.seal.check ^ pm_identity(); /* the mark twice */
     if (is_sound) {
-        const int is_whole = pm_is_seal(&seal, &expected);
+        const uint32_t right = pm_mark_of(&record);
+        const int is_whole = pm_wrong_bytes(mark, right) + pm_wrong_bytes(again, right) <= 1u;
         found->begun = pm_higher(found->begun, record.number);
         if (is_whole && record.number > found->last) {
             found->last = record.number;
@@ -130,11 +135,10 @@ static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_
         }
         return PM_OK;
     }
-    const int is_first = (seal.mark ^ PM_FIRST_MARK) < PM_MOST_COMMITS;
-    const uint32_t number = seal.mark ^ (is_first ? PM_FIRST_MARK : PM_MARK);
-    if (seal.check == expected.check && number < PM_MOST_COMMITS && number > found->last) {
+    const uint32_t read = pm_number_of(mark) ? mark : again, number = pm_number_of(read);
+    if (pm_wrong_bytes(mark, again) <= 1u && number > found->last) {
         found->last = number;
-        found->is_new_run = is_first;
+        found->is_new_run = (read ^ PM_FIRST_MARK) < PM_MOST_COMMITS;
     }
     return PM_OK;
 }
@@ -216,7 +220,8 @@ int pm_commit_begin(uint32_t steps)
 int pm_commit(void)
 {
     const uint32_t slot = pm_seal_slot(pm_next);
-    pm_moving.seal = pm_seal_of(pm_mark_of(&pm_begun));
+    pm_moving.seal.mark = pm_mark_of(&pm_begun);
+    pm_moving.seal.check = ~pm_moving.seal.mark ^ pm_identity();
     PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_SEAL_BYTES));
     PM_TRY_PAGE(pm_page_wait(slot));
     pm_take(&pm_begun, pm_next, pm_numbers[1]);

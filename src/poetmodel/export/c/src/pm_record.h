@@ -20,7 +20,7 @@ typedef struct {
    else is written leaves no seal, and one while the seal is written leaves all of the rest. */
 typedef struct {
     uint32_t mark;  /* of the number */
-    uint32_t check; /* of the identity and the mark, so that it counts beside a damaged record */
+    uint32_t check; /* of the mark and the identity, so that it counts beside a damaged record */
 } pm_seal_t;
 
 /* How many generations share an erase block, one behind the other; 1: each begins a block. */
