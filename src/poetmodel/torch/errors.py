@@ -9,8 +9,10 @@ import sys
 import traceback
 import warnings
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -223,25 +225,34 @@ def user_place(error: BaseException) -> str | None:
     return _users(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
-def user_line(frame: FrameType) -> str | None:
-    """Return that line of what runs now, from a frame outwards."""
-    return _users(traceback.walk_stack(frame))
+def user_line(frame: FrameType, *, within: str | None = None) -> str | None:
+    """Return the innermost such line that runs now, from a frame outwards.
+
+    Frames are looked at up to the first one of the file `within`.
+    """
+    frames = traceback.walk_stack(frame)
+    return _users(takewhile(lambda place: place[0].f_code.co_filename != within, frames))
 
 
 def _users(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     """Return the first line of a user's code."""
+    for frame, line in frames:
+        path = frame.f_code.co_filename
+        if _is_users(path):
+            text = linecache.getline(path, line).strip()
+            return f"{path}:{line}" + (f" ({text})" if text else "")
+    return None
+
+
+@cache
+def _is_users(path: str) -> bool:
+    """Whether a file of code is none of Python, PyTorch, this package, or compiled code."""
+    if path.startswith("<") or "torchinductor" in path:
+        return False
     folders = [Path(__file__).parents[1]]
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__ is not None:
         folders.append(Path(torch.__file__).parent)
-    library = Path(os.__file__).parent
-    for frame, line in frames:
-        path = frame.f_code.co_filename
-        file = Path(path)
-        standard = file.is_relative_to(library) and "site-packages" not in file.parts
-        ours = standard or any(file.is_relative_to(folder) for folder in folders)
-        if ours or path.startswith("<") or "torchinductor" in path:
-            continue
-        text = linecache.getline(path, line).strip()
-        return f"{path}:{line}" + (f" ({text})" if text else "")
-    return None
+    file, library = Path(path), Path(os.__file__).parent
+    standard = file.is_relative_to(library) and "site-packages" not in file.parts
+    return not standard and not any(file.is_relative_to(folder) for folder in folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from poetmodel.export.masks import masked
 from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.export.unrolled import unrolled
 from poetmodel.graph import Graph, Node, Phase, Tensor
-from poetmodel.torch.capturing.inputs import apart, refuse
+from poetmodel.torch.capturing.inputs import apart, empty_faults, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.capturing.replay import call, replay
@@ -34,7 +35,7 @@ from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import with_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from torch import fx
@@ -78,6 +79,8 @@ def lower(
             "accumulate: there is no optimizer to wait for; give one, or sum the gradients that "
             "the step hands out"
         )
+    if isinstance(inputs, list | tuple | Mapping):
+        refuse(name or type(model).__name__, empty_faults(inputs))
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, apart(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
@@ -283,7 +286,8 @@ class StepLowering:
             )
             if isinstance(argument.held, OptimizerSlot) and argument.held.begins_with_gradient:
                 whole = torch.full_like(whole, math.nan)
-            yield look.buffer, _array(whole, look.type, argument.name)
+            user = next(iter(argument.node.users), argument.node)
+            yield look.buffer, _array(whole, look.type, f"{argument.name}{in_module(user)}")
 
     # -- the graph ---------------------------------------------------------------------------------
 
