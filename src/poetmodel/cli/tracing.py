@@ -15,7 +15,7 @@ from poetmodel.cli.exporting import step_of
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, raised_as
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, document
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -70,6 +70,14 @@ class CostingOptions:
             chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
             name = self.name or default_name(target)
             return trace(model, loss_fn, inputs, name=name, optimizer=chosen)
+
+    def check_folder(self) -> None:
+        """Raise if costs are measured, and pages cannot be written to their folder."""
+        if self.device is None:
+            from poetmodel.files import check_writable
+
+            with raised_as(InputError, "--folder"):
+                check_writable(self.folder / ".poetmodel-paging")
 
     def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
@@ -153,6 +161,8 @@ def trace(
     if out is not None and profile_out is None:
         profile_out = _beside(out)
     check_outputs(("--out", out), ("--profile-out", profile_out), inputs=(costing.device,))
+    if profile_out is not None:
+        costing.check_folder()
     with live_line(wanted=not output.json, doing="capturing"):
         traced = costing.trace(wanted.target, onnx.step(), wanted.optimizer)
     if out is not None:
@@ -258,14 +268,18 @@ class EmulationOptions:
         self, what: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step, run it on the emulated board, and return graph, costs and notes."""
-        from poetmodel.export.exporting import DEVICE, in_tiles
-        from poetmodel.export.measuring import emulated_profile
+        from poetmodel.export.exporting import DEVICE, in_tiles, stated_tile
+        from poetmodel.export.measuring import emulated_board, emulated_profile
 
+        device = costing.device or DEVICE
+        rate = self.instructions_per_cycle
+        stated_tile(tile)
+        emulated_board(device, instructions_per_cycle=rate, core=self.core)
         step = in_tiles(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), tile)
         profile = emulated_profile(
             step,
-            device=costing.device or DEVICE,
-            instructions_per_cycle=self.instructions_per_cycle,
+            device=device,
+            instructions_per_cycle=rate,
             core=self.core,
         )
         return step.graph, profile.costs, profile.notes
@@ -321,7 +335,10 @@ def profile(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
         )
+    read_device(costing.device)
     check_outputs(("--out", out), inputs=(what, costing.device))
+    if is_captured(what) and not emulated:
+        costing.check_folder()
     if emulated:
         with live_line(wanted=not output.json, doing="building and running"):
             graph, costs, notes = emulating.measured(what, said, costing, tile)

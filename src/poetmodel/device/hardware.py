@@ -22,6 +22,8 @@ wait for memory or a branch is counted, so that real times are longer."""
 _CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
 _CORES_WITH_FPU: Final = re.compile(r"Cortex-M(4|7|33)")
 """Cores that run what `poetmodel.graph.Node.instructions` counts."""
+_GRAPHICS: Final = re.compile(r"multiprocessors?\b|compute units?\b|\bGPU\b", re.IGNORECASE)
+"""Words for the cores of graphics cards."""
 
 
 class DeviceFigure(NamedTuple):
@@ -211,6 +213,11 @@ class Device:
         if self.clock_hz is None or _CORES_WITH_FPU.search(self.core) is None:
             return None
         return self.clock_hz * INSTRUCTIONS_PER_CYCLE
+
+    @property
+    def is_graphics_card(self) -> bool:
+        """Whether its core is that of a graphics card, by the words that name it."""
+        return _GRAPHICS.search(self.core) is not None
 
     @property
     def has_dma(self) -> bool:

@@ -22,8 +22,9 @@ from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, require, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import NO_TILES, export_step
+from poetmodel.export.exporting import export_step
 from poetmodel.export.step import DataType
+from poetmodel.export.tiles import NO_TILES
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
 
@@ -82,18 +83,9 @@ def emulated_profile(
     ToolchainError
         If the code does not fit into the emulated board, or fails there.
     """
-    board = load_device(device) if isinstance(device, str) else device
-    hertz, power_w = board.clock_hz, board.compute.power_w
-    if hertz is None:
-        raise InputError(f"device {board.name}: expected the clock in its core, such as 64 MHz")
-    if power_w is None:
-        raise InputError(f"device {board.name}: expected [compute] power_w")
-    if not 0 < instructions_per_cycle < math.inf:
-        raise InputError(
-            f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
-        )
-    if core not in tuple(map(str, MACHINES)):
-        raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
+    board, hertz, power_w = emulated_board(
+        device, instructions_per_cycle=instructions_per_cycle, core=core
+    )
     instructions = _instructions(step, board, Target(core), time_limit_s)
     per_s = hertz * instructions_per_cycle
     compute = {
@@ -113,11 +105,33 @@ def emulated_profile(
     )
 
 
+def emulated_board(
+    device: str | Device, *, instructions_per_cycle: float, core: str
+) -> tuple[Device, float, float]:
+    """Return a device, its clock [Hz] and its power [W]; raise as `emulated_profile` does.
+
+    Call this before a capture: it needs no step. Compiler and emulator must be installed.
+    """
+    board = load_device(device) if isinstance(device, str) else device
+    hertz, power_w = board.clock_hz, board.compute.power_w
+    if hertz is None:
+        raise InputError(f"device {board.name}: expected the clock in its core, such as 64 MHz")
+    if power_w is None:
+        raise InputError(f"device {board.name}: expected [compute] power_w")
+    if not 0 < instructions_per_cycle < math.inf:
+        raise InputError(
+            f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
+        )
+    if core not in tuple(map(str, MACHINES)):
+        raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
+    require(Target(core))
+    return board, hertz, power_w
+
+
 def _instructions(
     step: LoweredStep, device: Device, core: Target, time_limit_s: float
 ) -> dict[str, int]:
     """Return the instructions of one computation of each node that computes."""
-    require(core)
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as name:
         folder = Path(name)
         deployment = _deployed(step, device, folder)
