@@ -150,12 +150,12 @@ class DeviceOptions(options.CommitOptions):
     )
     time_limit: float = options.how(
         60.0,
-        "--time-limit SECONDS",
-        "Wall-clock limit in seconds, from the start of the command on, or, where a step is "
-        "captured, from then on. It is for reading a step file, all solves, plans and addresses, "
-        "those of pm_infer too; writing the files comes on top. The best that was found by then is "
-        "written.",
-        parser=options.number("a number of seconds above 0, such as 60", positive=True),
+        "--time-limit TIME",
+        "Wall-clock limit, seconds or a time such as 5min, from the start of the command on, or, "
+        "where a step is captured, from then on. It is for reading a step file, all solves, plans "
+        "and addresses, those of pm_infer too; writing the files comes on top. The best that was "
+        "found by then is written.",
+        parser=options.seconds,
     )
     gap: float = options.how(
         0.01,
