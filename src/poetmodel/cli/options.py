@@ -22,6 +22,7 @@ from typing import (
 import typer
 
 from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.cli.completion import COMPLETED
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import Variant
@@ -132,12 +133,14 @@ def option(default: object, spelling: str, text: str, **more: Any) -> Any:
     `typer.Option` takes beside these.
     """
     name, _, metavar = spelling.partition(" ")
+    more.setdefault("autocompletion", COMPLETED.get(name, COMPLETED.get(metavar)))
     information = typer.Option(name, metavar=metavar or None, help=text, **more)
     return field(default=default, metadata={"typer": information})
 
 
 def argument(default: object, metavar: str, text: str, **more: Any) -> Any:
     """Return the field of a group that is an argument: its default, what it is, and its help."""
+    more.setdefault("autocompletion", COMPLETED.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **more)
     return field(default=default, metadata={"typer": information})
 
