@@ -48,7 +48,8 @@ def licence(package: str) -> str:
         facts = metadata(package)
     except PackageNotFoundError:
         return ""
-    return facts.get("License-Expression") or facts.get("License") or ""
+    stated = (facts[key] for key in ("License-Expression", "License") if key in facts)
+    return next((str(text) for text in stated if text), "")
 
 
 @cache
