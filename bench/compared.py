@@ -39,7 +39,13 @@ from poetmodel.baselines.dtr import Runtime
 from poetmodel.baselines.homes import all_in_ram, without_state
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import MethodNotApplicableError, PoetModelError, TimeLimitError
+from poetmodel.errors import (
+    InputError,
+    MethodNotApplicableError,
+    PoetModelError,
+    TimeLimitError,
+    listed,
+)
 from poetmodel.graph import Phase, checkpoint_all_peak_bytes
 from poetmodel.graph.zoo import MODELS
 from poetmodel.heuristics.greedy import construct
@@ -365,6 +371,12 @@ def runs(kinds: tuple[str, ...] = KINDS, own: tuple[str, ...] = ()) -> Iterator[
     """Yield the runs of some kinds, each problem with all methods right after each other."""
     for name in own:
         method(name)  # raises here, and not in every run
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise InputError(
+            f"kinds: no kind is called {listed(unknown)}; known are {', '.join(KINDS)}; another "
+            "setting needs a --set of its own"
+        )
     for problem in problems(kinds):
         limit_s = LAYERED_LIMIT_S if problem.kind == LAYERED else LIMIT_S
         for name in (*methods_of(problem.kind), *own):

@@ -298,7 +298,10 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="each kind of run at its smallest")
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument(
-        "--limit", type=float, help="limit of each run in seconds; default: its own"
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="limit of each run, in seconds; default: its own",
     )
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--scheduler", help="solve on the workers of this Dask scheduler")

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +40,16 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def licence(package: str) -> str:
+    """Return the licence that an installed package states, without importing it; "" if none."""
+    try:
+        facts = metadata(package)
+    except PackageNotFoundError:
+        return ""
+    stated = (facts[key] for key in ("License-Expression", "License") if key in facts)
+    return next((str(text) for text in stated if text), "")
 
 
 @cache

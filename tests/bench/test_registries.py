@@ -33,7 +33,7 @@ from grid import (
 from harness import recorded
 from measured import records
 from poetmodel.baselines import METHODS as SHIPPED
-from poetmodel.errors import GraphError
+from poetmodel.errors import GraphError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.solver import SolveProgress
 from poetmodel.sweeps.measurement import FAILED
@@ -388,3 +388,9 @@ def test_wrong_sizes_are_refused(make, size, words):
     """A size that makes no network is named with what would be accepted."""
     with pytest.raises(GraphError, match=f"{next(iter(size))}: expected {words}"):
         make(**size)
+
+
+def test_unknown_kinds_are_named():
+    """A setting that slipped into the kinds is told, with the kinds that there are."""
+    with pytest.raises(InputError, match=rf"no kind is called own=F.py:f; known are {MAIN[0]}, "):
+        next(compared.runs((MAIN[0], "own=F.py:f")))

@@ -68,12 +68,55 @@ def test_no_arguments_show_what_to_type_next():
 
 
 def test_version_is_the_packages():
-    """--version prints the version first, then that of every solver, or that it is missing."""
+    """--version prints the version first, then every solver with its licence, then others."""
     outcome = invoke("--version")
     first, *solvers = outcome.out.splitlines()
+    others = [line.split()[0] for line in solvers[3:]]
+    solvers = solvers[:3]
     assert (outcome.status, first) == (0, f"poetmodel {poetmodel.__version__}")
     assert [line.split()[0] for line in solvers] == ["highspy", "pyscipopt", "gurobipy"]
-    assert solvers[0] == f"highspy {version('highspy')}"
+    assert solvers[0] == f"highspy {version('highspy')} (licence: MIT)"
+    assert others == ["torch", "onnx", "keras"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("solve --device nr", ["nrf52840"]),
+        ("solve mlp --device nr", ["nrf52840"]),
+        ("solve mobilenetv2", ["mobilenetv2", "mobilenetv2-035"]),
+        ("inspect --graph file --device mk", ["mkr1000"]),
+        ("export train:step --device imxrt1062-p", ["imxrt1062-psram"]),
+        ("trace train:step --device rpi", ["rpi4b"]),
+        ("sweep mlp resnet5", ["resnet50"]),
+        ("sweep mlp --devices mkr1000,nr", ["mkr1000,nrf52840"]),
+        ("sweep mlp --methods optimal,chen", ["optimal,chen-sqrt", "optimal,chen-greedy"]),
+        ("sweep mlp --devices mkr1000,mk", []),
+        ("export train:step --optimizer ada", ["adam", "adamw", "adagrad", "adamax"]),
+        ("devices mk", ["mkr1000"]),
+        ("models resnet5", ["resnet50"]),
+        ("solve mlp --device own.toml", []),
+    ],
+)
+def test_names_are_completed(words, names):
+    """Built-in networks, devices, methods and optimizers, without a solver or PyTorch."""
+    line = f"poetmodel {words}"
+    code = (
+        "import sys\nfrom poetmodel.cli.application import app\n"
+        "try:\n    app(prog_name='poetmodel')\nexcept SystemExit:\n    pass\n"
+        "loaded = {'highspy', 'pyscipopt', 'gurobipy', 'pyomo', 'torch'} & set(sys.modules)\n"
+        "print(*loaded, file=sys.stderr)"
+    )
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | asked | {"_POETMODEL_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == names
+    assert done.stderr.split() == []
 
 
 def test_module_runs_as_the_command_does():

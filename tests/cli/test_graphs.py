@@ -247,8 +247,8 @@ OPTIONS = (
     "--within 6h", "--samples 0", "--samples 5 --within soon",
     "--samples 5 --within 1h --deadline 1s", "--samples 5 --battery 1Wh --energy-budget 1J",
     "--deadline-counts moon", "--energy-budget 5", "--minimize regret", "--backend abacus",
-    "--formulation poem", "--time-limit 0", "--time-limit soon", "--gap -0.1", "--threads 0",
-    "--threads 1.5", "--threads 1000000000", "extra",
+    "--formulation poem", "--time-limit 0", "--time-limit soon", "--time-limit 50%",
+    "--gap -0.1", "--threads 0", "--threads 1.5", "--threads 1000000000", "extra",
 )  # fmt: skip
 INFEASIBLE = (
     "--ram 303B", "--deadline 99%", "--deadline 99% --deadline-counts compute",

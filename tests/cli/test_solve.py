@@ -130,7 +130,7 @@ def test_every_limit_reaches_the_problem():
     outcome = solve(
         *("--ram", "90%", "--aux", "1kB", "--deadline", "110%", "--deadline-counts", "compute"),
         *("--minimize", "writes", "--energy-budget", "10mWh", "--no-recompute"),
-        *("--count-parameters", "--time-limit", "7", "--gap", "0.5", "--json"),
+        *("--count-parameters", "--time-limit", "7000ms", "--gap", "0.5", "--json"),
     )
     assert outcome.json["problem"] == {
         "ram_budget_bytes": 363,

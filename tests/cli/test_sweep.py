@@ -220,7 +220,9 @@ def test_missing_matplotlib_leaves_the_picture_out(tmp_path, monkeypatch):
 def test_time_limit_is_passed_on(tmp_path, monkeypatch):
     """The limit of the command line replaces the figure's; a cell without an answer: status 1."""
     monkeypatch.setattr(sweeps, "sweep", here)
-    done = invoke("bench", "small", "--quick", "--time-limit", "2.5", "--out", tmp_path, "--json")
+    done = invoke(
+        "bench", "small", "--quick", "--time-limit", "2500ms", "--out", tmp_path, "--json"
+    )
     assert {cell["time_limit_s"] for cell in done.json["cells"]} == {2.5}
     monkeypatch.setattr(
         sweeps, "sweep", lambda cells, *_, **__: [failure(cell, "it broke") for cell in cells]

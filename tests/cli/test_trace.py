@@ -8,6 +8,7 @@ import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke, refused
 from poetmodel.device import Costs
+from poetmodel.device.io import load_device
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
 from poetmodel.schedule.io import load_document
@@ -114,6 +115,32 @@ def test_profile_measures_what_trace_wrote(user):
     Costs.load(user / "p.csv").table(Graph.load(user / "g.json"))
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("options", "power_w", "source"),
+    [
+        (("--power", "2.5"), 2.5, "at 2.5 W, as stated"),
+        (("--power-from", "rpi4b"), None, "the power figures of device rpi4b"),
+        ((), 1.0, "at a nominal 1 W"),
+    ],
+)
+def test_measured_energies_are_at_a_power(user, options, power_w, source):
+    """That of a device, or a number of watts; by ``trace`` and ``profile`` alike."""
+    if power_w is None:
+        power_w = load_device("rpi4b").compute.power_w
+    written = ("--out", "g.json", "--profile-out", "t.csv")
+    traced = invoke("trace", "user_train.py:step", *written, "--repeats", "1", *options, status=0)
+    profiled = ("--out", "p.csv", "--repeats", "1", *options)
+    outcome = invoke("profile", "user_train.py:step", *profiled, status=0)
+    assert source in traced.out
+    assert source in outcome.out
+    for name in ("t.csv", "p.csv"):
+        costs = list(Costs.load(user / name).compute.values())
+        assert [cost.energy_j for cost in costs] == pytest.approx(
+            [power_w * cost.time_s for cost in costs]
+        )
+
+
 def test_what_is_written_is_no_other_file_of_the_command():
     """A profile would take the place of the graph, or of the device that it is for."""
     before = BOARD_FILE.read_text()
@@ -157,6 +184,11 @@ def test_profile_estimates_any_graph_for_a_device():
         ("trace", "m:f", "--out", "g.txt"),
         ("trace", "m:f", "--repeats", "0"),
         ("trace", "m:f", "--device", "rpi5b"),
+        ("trace", "m:f", "--power-from", "rpi5b"),
+        ("trace", "m:f", "--power", "0"),
+        ("trace", "m:f", "--power", "2", "--power-from", "rpi4b"),
+        ("trace", "m:f", "--device", "rpi4b", "--power", "2"),
+        ("profile", "m:f", "--target", "qemu", "--power-from", "rpi4b"),
     ],
 )
 def test_bad_choices_are_refused_before_anything_runs(arguments, told):

@@ -1,21 +1,27 @@
 """Export as a whole: what fits into a device, and what the folder holds."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from kit.digits import STEP
 from kit.export_agreement import Exported, batches_like, lowered, torch_steps
 from kit.programs import needs
 from kit.traced_models import Through
-from poetmodel.device.io import load_device
+from poetmodel.device.io import device_names, load_device
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, build
+from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step, save_step
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.exporting import export
 from poetmodel.torch.lowering.step import lower
+from poetmodel.torch.step.trace import trace
+
+CARDS = ("a100", "h100", "rtx4090")
 
 
 def test_state_that_is_read_in_place_needs_no_ram(tmp_path):
@@ -133,7 +139,7 @@ def test_batches_may_be_parts_of_larger_tensors(tmp_path, second):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     training = (model, torch.nn.functional.mse_loss, (samples[3:5], samples[second]))
     batches = batches_like(training[2], 3)
-    exported = Exported(lowered(training, "sgd"), tmp_path)
+    exported = Exported(lowered(training, "sgd"), tmp_path / "train")
     assert [value["shape"] for value in exported.manifest["inputs"]] == [[2, 4], [2, 4]]
     assert exported.deployment.ram_map()["inputs"] == 2 * 2 * 4 * 4
     apart = exported.outcome(batches, 3).differences(torch_steps(training, batches, 3, "sgd"))
@@ -229,3 +235,77 @@ def test_tampered_step_files_are_refused(tmp_path, expected):
     (tmp_path / "x.step.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match=expected):
         load_step(tmp_path / "x.step.json")
+
+
+OPERATORS = {
+    "linspace": lambda x: x * torch.linspace(0, 1, 4),
+    "new_empty_strided": lambda x: x + x.new_empty_strided((2, 4), (4, 1)).zero_(),
+    "sort": lambda x: x.sort(-1).values,
+    "eye": lambda x: x @ torch.eye(4),
+    "fft_r2c": lambda x: x * torch.fft.rfft(x).abs().sum(),
+    "to_copy": lambda x: x.double().float(),
+    "logspace": lambda x: x * torch.logspace(0, 1, 4),
+}
+
+
+@pytest.mark.parametrize("place", ["inner", "root", "loss"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_refused_operators_name_module_and_line(name, place):
+    """So do those that the model's own forward, or the loss function, calls."""
+    called = OPERATORS[name]
+    inner = Through(lambda own, x: called(own.layer(x)), layer=torch.nn.Linear(8, 4))
+    model, loss = inner, torch.nn.functional.mse_loss
+    if place == "inner":
+        model = torch.nn.Sequential(torch.nn.Identity(), inner)
+    if place == "loss":
+        model = torch.nn.Linear(8, 4)
+
+        def loss(output, target):
+            """Return a number for each sample that the operator makes."""
+            return called(output).sum() + target.sum()
+
+    words = {"inner": "module '1'", "root": "module Through"}
+    where = words.get(place, "the loss function")
+    line = rf"{re.escape(__file__)}:\d+ \("
+    with pytest.raises(CaptureError, match=rf"{name}\S* in {where} at {line}"):
+        lower(model, loss, (torch.ones(2, 8), torch.ones(2, 4)))
+
+
+def test_refused_gradients_name_the_module_of_their_operator():
+    """What only the backward pass has is that of the line of the forward pass."""
+    model = Through(
+        lambda own, x: own.layer(x).as_strided((2, 4), (4, 1)) * 2, layer=torch.nn.Linear(8, 4)
+    )
+    with pytest.raises(CaptureError, match=r"as_strided_scatter\S* in module Through at "):
+        lower(model, torch.nn.functional.mse_loss, (torch.ones(2, 8), torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("call", [lower, trace])
+def test_batches_of_no_samples_are_refused(call):
+    """They are named, wherever they are."""
+    rows, targets = torch.ones(0, 8), torch.ones(0, 4)
+    with pytest.raises(CaptureError, match=r"inputs\[0\] has no elements \(shape \[0, 8\]\)"):
+        call(torch.nn.Linear(8, 4), torch.nn.functional.mse_loss, (rows, targets))
+    with pytest.raises(CaptureError, match=r"inputs\[1\] has no elements"):
+        call(torch.nn.Linear(8, 4), lambda output, _: output.sum(), (torch.ones(2, 8), targets))
+
+
+def test_folders_inside_an_export_are_refused(tmp_path):
+    """At any depth, before anything is written; beside it and over it all is well."""
+    outer = tmp_path / "outer"
+    export_step(load_step(STEP), outer, ram="100%", gap=0.5)
+    for inner in (outer / "inner", outer / "src" / "deep" / "er"):
+        with pytest.raises(InputError, match=r"lies inside .*outer, which is an exported folder"):
+            export_step(load_step(STEP), inner, ram="100%", gap=0.5)
+        assert not inner.exists()
+    for other in (outer, tmp_path / "beside"):
+        export_step(load_step(STEP), other, ram="100%", gap=0.5)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_graphics_cards_run_no_exported_code(card, tmp_path):
+    """They are devices of the back end for torch.compile; boards with large RAM are none."""
+    with pytest.raises(InputError, match=f"device: {card} is a graphics card"):
+        export_step(load_step(STEP), tmp_path / "c", device=card)
+    others = (load_device(name) for name in device_names() if name not in CARDS)
+    assert not any(board.is_graphics_card for board in others)

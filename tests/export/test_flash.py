@@ -58,7 +58,7 @@ def test_the_table_has_all_kernels():
 
 def test_what_takes_flash_is_said_everywhere(tmp_path):
     """The parts add up to the flash of the chip, everywhere; pages on a card take none."""
-    made = exported(tmp_path, "nano33ble", commit=True)
+    made = exported(tmp_path / "flash", "nano33ble", commit=True)
     sizes = made.flash_map()
     assert list(sizes) == ["code", "constants", "first weights", "storage", "free"]
     assert sum(sizes.values()) == 2**20
@@ -67,9 +67,9 @@ def test_what_takes_flash_is_said_everywhere(tmp_path):
         made.step.buffers[made.step.graph.tensors[i].name].bytes
         for i in made.step.graph.state_tensors
     )
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "flash" / "manifest.json").read_text())
     assert manifest["flash"] == summary(made)["flash"] == sizes
-    readme = (tmp_path / "README.md").read_text()
+    readme = (tmp_path / "flash" / "README.md").read_text()
     assert f"| first weights | {sizes['first weights']:,} |" in readme
     assert flash_warning(made) is None
     made = exported(tmp_path / "card", "nrf52840", commit=True)
@@ -235,3 +235,41 @@ def test_estimates_are_near_what_is_linked(tmp_path, plan):
     source = StepSource(made, Weights.of(made.step))
     estimate = code_bytes(made, source) + table_bytes(made, source)
     assert estimate == pytest.approx(linked_step(tmp_path).total(), rel=0.1)
+
+
+def test_weights_that_exceed_the_flash_are_refused_before_tiles(tmp_path, monkeypatch):
+    """The refusal names the flash, whatever the RAM is, and no size of tiles was tried."""
+
+    def tiled_never(*_, **__):
+        raise AssertionError("tiles were tried")
+
+    monkeypatch.setattr("poetmodel.export.exporting.chosen_tiles", tiled_never)
+    for ram in ("3KiB", None):
+        with pytest.raises(FlashError, match=r"first weights .* B at least, and device") as caught:
+            exported(tmp_path / "c", device_of(1024, "nrf52840"), ram=ram)
+        assert "ram" not in caught.value.faults[0]
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.torch
+def test_weights_that_exceed_the_flash_are_refused_before_a_capture(tmp_path, monkeypatch):
+    """Trained weights count, but for zeros and for those that lie in the same memory."""
+    torch = pytest.importorskip("torch")
+    from poetmodel.torch import export
+    from poetmodel.torch.target import trained_weight_bytes
+
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[1].bias.fill_(1.0)
+    model[1].weight = model[0].weight
+    assert trained_weight_bytes(model) == 4 * (16 * 16 + 16)
+    model[1].bias.requires_grad_(False)
+    assert trained_weight_bytes(model) == 4 * 16 * 16
+    monkeypatch.setattr("poetmodel.torch.exporting.lower", solved_never)
+    rows = torch.ones(2, 16), torch.ones(2, 16)
+    loss = torch.nn.functional.mse_loss
+    with pytest.raises(FlashError, match="first weights alone are 1,024 B at least"):
+        export(model, loss, rows, folder=tmp_path / "c", device=device_of(1000, "nrf52840"))
+    with pytest.raises(TypeError, match="rma"):
+        export(model, loss, rows, folder=tmp_path / "c", rma="32KiB")

@@ -1,5 +1,7 @@
 """Tiles: a step whose larger tensors are in slices of channels has the bits of the whole one."""
 
+import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,8 +17,9 @@ from poetmodel.device.io import load_device
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.exporting import chosen_tiles, export_step, in_tiles, needed_bytes
 from poetmodel.export.step import Ref
-from poetmodel.export.tiles import tiled
+from poetmodel.export.tiles import different_tiles, tiled, tiled_floor_bytes
 from poetmodel.graph import Phase, floor
+from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -377,3 +380,46 @@ def test_auto_is_the_largest_size_that_fits(tmp_path):
         export_step(step, tmp_path / "none", ram="14KiB", tile="none")
     with pytest.raises(BudgetError, match=r"one node alone of the step, in tiles of \d"):
         export_step(step, tmp_path / "less", ram="8KiB")
+
+
+@pytest.mark.parametrize("paging", [True, False])
+@pytest.mark.parametrize("make", [autoencoder, residual])
+def test_no_tiles_need_less_than_their_bound(make, paging):
+    """The bound holds for each size; sizes are tried that differ, and give what `tiled` gives."""
+    step, device = lowered(make, "sgd"), load_device("nrf52840")
+    bound = tiled_floor_bytes(step, alignment=ALIGNMENT, in_place=False, resident=not paging)
+    sizes = [2**k for k in range(12, 3, -1)]
+    found = dict(different_tiles(step, sizes))
+    assert 1 < len(found) < len(sizes)
+    last = None
+    for size in sizes:
+        alone = tiled(step, size)
+        last = found.get(size, last)
+        assert last is not None
+        assert (last.graph, last.calls) == (alone.graph, alone.calls)
+        assert needed_bytes(alone, device, paging=paging) >= bound > 0
+
+
+def test_advice_on_ram_is_what_the_device_has(tmp_path):
+    """Refusals advise no more RAM than there is, and options with which a step fits."""
+    step, device = lowered(residual, "sgd"), load_device("nrf52840")
+
+    def refused(board, **options):
+        with pytest.raises(BudgetError) as caught:
+            export_step(step, tmp_path / "c", device=board, **options)
+        return caught.value.faults[0]
+
+    advised = re.search(r"give at least ([\d,]+) B$", refused(device, ram="8KiB"))
+    enough = int(advised[1].replace(",", ""))
+    assert export_step(step, tmp_path / "enough", ram=enough, gap=0.5).ram_bytes == enough
+    small = replace(device, ram_bytes=enough - 1)
+    told = refused(small, ram="8KiB")
+    assert "give" not in told
+    assert f"device nrf52840 has {enough - 1:,} B; take a smaller network" in told
+    whole = refused(replace(device, ram_bytes=enough), tile="none")
+    (tile,) = re.findall(r"take tile (\d+)B, with which it needs", whole)
+    export_step(
+        step, tmp_path / "tiles", device=replace(device, ram_bytes=enough), tile=int(tile), gap=0.5
+    )
+    paged = refused(replace(device, ram_bytes=enough), paging=False)
+    assert "allow paging, with which it needs" in paged

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,18 @@ def test_what_was_written_is_read(tmp_path):
     other = digest("other")
     path.rename(path.with_name(f"costs-{other[:40]}.json"))
     assert cache.read("costs", other) is None
+
+
+def test_reading_takes_the_memory_of_the_file(tmp_path):
+    """A few hundred bytes are read into no buffer of the largest file that is read."""
+    cache, path = written(tmp_path)
+    tracemalloc.start()
+    try:
+        assert cache.read("costs", KEY) == CONTENT
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2**20 + 10 * path.stat().st_size
 
 
 @pytest.mark.parametrize("place", [0, 20, 150, -30, -1])

@@ -425,18 +425,23 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
     return layers
 
 
-def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise unless there is a score for each layer, and for nothing else, and all are 0 or more."""
+def check_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
+    """Raise if a score is that of no layer."""
     unknown = [shown(name) for name in scores if name not in layers]
-    missing = [shown(name) for name in layers if name not in scores]
-    wrong = [
-        f"{shown(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
-    ]
     known = listed([shown(name) for name in layers], most=_MOST_NAMED)
     if unknown:
         raise InputError(
             f"{source}: no layer is called {listed(unknown, most=_MOST_NAMED)}; expected {known}"
         )
+
+
+def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
+    """Raise unless there is a score for each layer, and for nothing else, and all are 0 or more."""
+    check_names(scores, layers, source)
+    missing = [shown(name) for name in layers if name not in scores]
+    wrong = [
+        f"{shown(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
+    ]
     if missing:
         raise InputError(
             f"{source}: no score for {listed(missing, most=_MOST_NAMED)}; give 0 for what is to "

@@ -24,10 +24,12 @@ from poetmodel.cli import (
 from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
-from poetmodel.files import installed
+from poetmodel.files import installed, licence
 from poetmodel.version import __version__
 
 SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
+FRONT_ENDS: Final = ("torch", "onnx", "keras")
+"""Packages whose models are read."""
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """Base class of all usage errors; typer brings click along or imports it, by version."""
 
@@ -44,7 +46,7 @@ Then look around:
   poetmodel devices                 the built-in devices
   poetmodel inspect mobilenetv2     how much RAM a network needs
   poetmodel solve --help            all limits and options
-  poetmodel --version               the versions of the solvers
+  poetmodel --version               versions, and licences of the solvers
 """
 
 
@@ -124,8 +126,10 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"poetmodel {__version__}")
-        for package in SOLVERS:
-            print(f"{package} {installed(package) or 'is not installed'}")
+        for package in (*SOLVERS, *FRONT_ENDS):
+            terms = licence(package) if package in SOLVERS else ""
+            remark = f" (licence: {terms})" if terms else ""
+            print(f"{package} {installed(package) or 'is not installed'}{remark}")
         raise typer.Exit
 
 
@@ -136,7 +140,10 @@ def _start(
     version: Annotated[  # noqa: ARG001 - acts while the arguments are parsed
         bool,
         typer.Option(
-            "--version", help="Print the versions.", callback=_print_version, is_eager=True
+            "--version",
+            help="Print the versions, and licences of solvers.",
+            callback=_print_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:

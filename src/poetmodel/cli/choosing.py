@@ -23,6 +23,7 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from poetmodel.device import Device
     from poetmodel.torch.choosing import Choice
     from poetmodel.torch.target import OnnxStep
 
@@ -116,6 +117,7 @@ def choose(
         ("--step", files.step),
         inputs=(wanted.scores, costing.device, costing.profile),
     )
+    _check_options(wanted, costing, limits, device)
     if device is not None:
         print_warnings(device_warnings(device))
     with live_line(wanted=not output.json, doing="choosing"):
@@ -123,6 +125,33 @@ def choose(
     _deliver(choice, files, json=output.json, total_s=time.monotonic() - called_s)
     _print_reason(choice)
     raise typer.Exit(status_of(choice.result))
+
+
+def _check_options(
+    wanted: ChoiceOptions,
+    costing: options.CostOptions,
+    limits: options.LimitOptions,
+    device: Device | None,
+) -> None:
+    """Raise for each option that is wrong for every step, before PyTorch is loaded."""
+    from poetmodel.choosing.search import GRADIENT_NORM
+    from poetmodel.device.io import load_profile
+    from poetmodel.export.io import load_scores
+    from poetmodel.export.tiles import AUTO, NO_TILES, parse_tile
+    from poetmodel.problem.parse import check_limits
+
+    check_limits(
+        ram=limits.ram,
+        deadline=limits.deadline,
+        aux_bytes=limits.aux,
+        energy_budget=limits.energy_budget,
+    )
+    if wanted.tile not in (None, AUTO, NO_TILES):
+        parse_tile(wanted.tile)
+    if wanted.scores != GRADIENT_NORM:
+        load_scores(Path(wanted.scores))
+    if costing.profile is not None:
+        load_profile(costing.profile, device=device)
 
 
 def _chosen(

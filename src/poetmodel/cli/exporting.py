@@ -15,15 +15,16 @@ import typer  # noqa: TC002 - typer itself reads the annotation
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
-from poetmodel.cli.inputs import check_outputs
+from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
-from poetmodel.units import format_bytes
+from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import LoweredStep
     from poetmodel.torch.target import OnnxStep
@@ -149,12 +150,12 @@ class DeviceOptions(options.CommitOptions):
     )
     time_limit: float = options.how(
         60.0,
-        "--time-limit SECONDS",
-        "Wall-clock limit in seconds, from the start of the command on, or, where a step is "
-        "captured, from then on. It is for reading a step file, all solves, plans and addresses, "
-        "those of pm_infer too; writing the files comes on top. The best that was found by then is "
-        "written.",
-        parser=options.number("a number of seconds above 0, such as 60", positive=True),
+        "--time-limit TIME",
+        "Wall-clock limit, seconds or a time such as 5min, from the start of the command on, or, "
+        "where a step is captured, from then on. It is for reading a step file, all solves, plans "
+        "and addresses, those of pm_infer too; writing the files comes on top. The best that was "
+        "found by then is written.",
+        parser=options.seconds,
     )
     gap: float = options.how(
         0.01,
@@ -213,6 +214,22 @@ def export(
         _write_program(context, wanted, onnx.step(), planned, output)
         return
     shown = not output.json
+    given: dict[str, Any] = planned.given() | {
+        "infer": wanted.infer,
+        "byte_inputs": _byte_inputs(wanted.byte_input),
+        "prefix": wanted.prefix,
+        "weights": wanted.weights,
+        "shared_kernels": wanted.shared_kernels,
+    }
+    board = None
+    if wanted.target == ExportTarget.C and captured:
+        from poetmodel.export.exporting import check_export
+
+        board = check_export(wanted.out, **given)
+    elif captured:
+        from poetmodel.export.tables import parse_byte_inputs
+
+        parse_byte_inputs(given["byte_inputs"])
     with live_line(wanted=shown, doing="capturing" if captured else "reading"):
         step = step_of(
             wanted.what,
@@ -221,19 +238,19 @@ def export(
             optimizer=wanted.optimizer,
             accumulate=wanted.accumulate,
             infer=wanted.infer,
+            device=board,
         )
     if wanted.target == ExportTarget.STEP:
         from poetmodel.export.io import save_step
         from poetmodel.export.tables import with_byte_inputs
 
-        save_step(with_byte_inputs(step, _byte_inputs(wanted.byte_input)), wanted.out)
+        save_step(with_byte_inputs(step, given["byte_inputs"]), wanted.out)
         print_written(wanted.out)
         return
     from poetmodel.export.exporting import export_step
     from poetmodel.export.flash import flash_warning, ram_warning
 
     command = shlex.join(["poetmodel", *sys.argv[1:]])
-    given = planned.given()
     if not captured:
         given["time_limit"] = max(given["time_limit"] - (time.monotonic() - called_s), 1.0)
     with live_line(wanted=shown, doing="solving, planning and placing") as on_progress:
@@ -241,11 +258,6 @@ def export(
             step,
             wanted.out,
             command=command,
-            infer=wanted.infer,
-            byte_inputs=_byte_inputs(wanted.byte_input),
-            prefix=wanted.prefix,
-            weights=wanted.weights,
-            shared_kernels=wanted.shared_kernels,
             on_progress=on_progress,
             **given,
         )
@@ -312,6 +324,8 @@ def _write_program(
     """Write a program of ExecuTorch, and say what it takes."""
     if planned.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
+    parse_size(planned.ram, field="ram", whole_bytes=1)
+    read_device(planned.device)
     from poetmodel import torch as pmt
     from poetmodel.torch.target import load_step
 
@@ -352,16 +366,19 @@ def step_of(
     optimizer: options.OptimizerName | None,
     accumulate: int = 1,
     infer: bool = False,
+    device: Device | None = None,
 ) -> LoweredStep:
     """Capture what ``module:function`` returns or an ONNX file has, or read a step file.
 
-    Output goes to stderr.
+    Output goes to stderr. Raises `FlashError` before the capture if the weights exceed the flash of
+    the device.
     """
     from poetmodel.torch.target import is_captured
 
     if not is_captured(what):
         from poetmodel.export.io import load_step
 
+        step = load_step(what)  # refuses what is no step before its options
         given = (
             *(["--optimizer"] if optimizer else []),
             *(["--name"] if name else []),
@@ -373,18 +390,23 @@ def step_of(
             raise InputError(
                 f"{option}: {what} was captured already; give it when the step is captured"
             )
-        return load_step(what)
+        return step
     from poetmodel.torch.errors import require_torch
 
     require_torch()
-    from poetmodel.torch.lowering.inference import with_inference
-    from poetmodel.torch.lowering.step import lower
-    from poetmodel.torch.step.optimizers import named_optimizer
-    from poetmodel.torch.target import default_name
+    from poetmodel.torch.target import default_name, trained_weight_bytes
     from poetmodel.torch.target import load_step as load_target
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_target(what, onnx)
+        if device is not None:
+            from poetmodel.export.checks import check_weight_bytes
+
+            check_weight_bytes(trained_weight_bytes(model), device)
+        from poetmodel.torch.lowering.inference import with_inference  # loads PyTorch's compiler
+        from poetmodel.torch.lowering.step import lower
+        from poetmodel.torch.step.optimizers import named_optimizer
+
         name = name or default_name(what)
         chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
         step = lower(model, loss_fn, inputs, name=name, optimizer=chosen, accumulate=accumulate)

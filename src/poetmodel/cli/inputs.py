@@ -84,8 +84,9 @@ def in_sizes(
     A percentage of RAM is of the whole step; ``auto``, of a step file, is what 'poetmodel export'
     chooses.
     """
-    from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles, needed_bytes
+    from poetmodel.export.exporting import chosen_tiles, needed_bytes
     from poetmodel.export.io import load_step
+    from poetmodel.export.tiles import AUTO, NO_TILES
     from poetmodel.graph import checkpoint_all_peak_bytes
 
     name = source.model if source.graph is None else source.graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import (
     beside_bytes,
@@ -109,7 +110,9 @@ def state(shown: FolderArgument, output: OutputOptions) -> None:
 class ModelArgument:
     """Which network to show."""
 
-    name: str | None = argument(None, "NAME", "A built-in network.")
+    name: str | None = argument(
+        None, "NAME", "A built-in network.", autocompletion=completion.models
+    )
 
 
 @command("poetmodel models resnet18-cifar")
@@ -332,6 +335,7 @@ class DeviceArgument:
         None,
         "NAME",
         "A built-in device, or a device file, *.toml.",
+        autocompletion=completion.devices,
     )
 
 

@@ -85,7 +85,8 @@ def limits(
 
 def _in_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
     """Return the size of tiles with which no node needs much, and what one needs [B]."""
-    from poetmodel.export.exporting import AUTO, chosen_tiles, needed_bytes
+    from poetmodel.export.exporting import chosen_tiles, needed_bytes
+    from poetmodel.export.tiles import AUTO
 
     device, paging = problem.costs.device, problem.can_page
     if device is None:

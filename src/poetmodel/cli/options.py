@@ -22,10 +22,12 @@ from typing import (
 import typer
 
 from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.cli.completion import COMPLETED
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import Variant
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,12 +133,14 @@ def option(default: object, spelling: str, text: str, **more: Any) -> Any:
     `typer.Option` takes beside these.
     """
     name, _, metavar = spelling.partition(" ")
+    more.setdefault("autocompletion", COMPLETED.get(name, COMPLETED.get(metavar)))
     information = typer.Option(name, metavar=metavar or None, help=text, **more)
     return field(default=default, metadata={"typer": information})
 
 
 def argument(default: object, metavar: str, text: str, **more: Any) -> Any:
     """Return the field of a group that is an argument: its default, what it is, and its help."""
+    more.setdefault("autocompletion", COMPLETED.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **more)
     return field(default=default, metadata={"typer": information})
 
@@ -164,6 +168,21 @@ def number(wanted: str, *, positive: bool) -> Callable[[str | float], float]:
         return value
 
     return parse
+
+
+def seconds(text: str | float) -> float:
+    """Parse a time limit: a number of seconds above 0, or a time with a unit, such as 5min."""
+    try:
+        value = float(text)
+    except ValueError:
+        try:
+            value = parse_time(text, field="--time-limit")
+        except InputError:
+            value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        expected = "expected seconds above 0, such as 60, or a time with a unit, such as 5min"
+        raise typer.BadParameter(f"{expected}, got {str(text)!r}")
+    return value
 
 
 def whole_number(most: int | None = None, *, least: int = 1) -> Callable[[str | int], int]:
@@ -506,9 +525,9 @@ class SearchOptions:
     backend: BackendName = how(BackendName.HIGHS, "--backend", "The solver.")
     time_limit: float = how(
         60.0,
-        "--time-limit SECONDS",
-        "Wall-clock limit in seconds, for building and solving.",
-        parser=number("a number of seconds above 0, such as 60", positive=True),
+        "--time-limit TIME",
+        "Wall-clock limit for building and solving: seconds, or a time such as 5min.",
+        parser=seconds,
     )
     gap: float = how(
         1e-4,

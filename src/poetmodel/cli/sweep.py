@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -378,7 +377,10 @@ class FigureOptions:
         "repeated. Default: poetmodel-bench/NAME.",
     )
     time_limit: float | None = options.how(
-        None, "--time-limit SECONDS", "Limit of each solve. Default: the figure's.", min=0.001
+        None,
+        "--time-limit TIME",
+        "Limit of each solve: seconds, or a time such as 5min. Default: the figure's.",
+        parser=options.seconds,
     )
 
 
@@ -390,8 +392,6 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
     from poetmodel.sweeps.store import Store
 
     limit_s, name = wanted.time_limit, wanted.name
-    if limit_s is not None and not math.isfinite(limit_s):
-        raise InputError(f"--time-limit: expected a number of seconds above 0, got {limit_s}")
     figure = figures.figure(name)
     folder = FOLDER / name if wanted.out is None else wanted.out
     figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)

@@ -15,7 +15,7 @@ from poetmodel.cli.exporting import step_of
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, raised_as
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, document
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -42,6 +42,17 @@ class CostingOptions:
         None,
         "--device NAME|FILE",
         "Do not measure: estimate the costs on this device from FLOP and bytes.",
+    )
+    power_from: str | None = _measuring(
+        None,
+        "--power-from NAME|FILE",
+        "The device whose power turns measured times into energies. Default: a nominal 1 W.",
+    )
+    power: float | None = _measuring(
+        None,
+        "--power WATTS",
+        "The power that turns measured times into energies, such as 2.5.",
+        parser=options.number("a number of watts above 0, such as 2.5", positive=True),
     )
     folder: Path = _measuring(
         Path(), "--folder FOLDER", "Folder for pages; page times are measured there."
@@ -71,14 +82,52 @@ class CostingOptions:
             name = self.name or default_name(target)
             return trace(model, loss_fn, inputs, name=name, optimizer=chosen)
 
+    def check_power(self, *, emulated: bool = False) -> None:
+        """Raise unless at most one option gives a power, of times that are measured here."""
+        given = [
+            option
+            for option, value in (("--power-from", self.power_from), ("--power", self.power))
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise InputError("--power-from and --power both state a power; give only one")
+        if given and emulated:
+            raise InputError(
+                f"{given[0]}: is for times of this host; with --target qemu --device has the power"
+            )
+        if given and self.device is not None:
+            raise InputError(
+                f"{given[0]}: is for measured times, and --device {self.device} estimates energies "
+                "too; give only one of both"
+            )
+        read_device(self.power_from)
+
+    def check_folder(self) -> None:
+        """Raise if costs are measured, and pages cannot be written to their folder."""
+        if self.device is None:
+            from poetmodel.files import check_writable
+
+            with raised_as(InputError, "--folder"):
+                check_writable(self.folder / ".poetmodel-paging")
+
     def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
         if self.device is not None:
             return estimate(trace.graph, self.device)
-        from poetmodel.torch.runtime.profiling import measure
+        from poetmodel.torch.runtime.profiling import Power, measure
 
+        device = read_device(self.power_from)
+        power = None if device is None else Power.of_device(device)
+        if self.power is not None:
+            power = Power.of(self.power)
         with redirect_stdout(sys.stderr):
-            profile = measure(trace, folder=self.folder, repeats=self.repeats, threads=self.threads)
+            profile = measure(
+                trace,
+                folder=self.folder,
+                repeats=self.repeats,
+                threads=self.threads,
+                power=power,
+            )
         return profile.costs, profile.notes
 
 
@@ -151,12 +200,16 @@ def trace(
 ) -> None:
     """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
     read_device(costing.device)
+    costing.check_power()
     out, profile_out = wanted.out, wanted.profile_out
     if out is not None and out.suffix != ".json":
         raise InputError(f"--out {out}: expected a name that ends in .graph.json")
     if out is not None and profile_out is None:
         profile_out = _beside(out)
-    check_outputs(("--out", out), ("--profile-out", profile_out), inputs=(costing.device,))
+    inputs = (costing.device, costing.power_from)
+    check_outputs(("--out", out), ("--profile-out", profile_out), inputs=inputs)
+    if profile_out is not None:
+        costing.check_folder()
     with live_line(wanted=not output.json, doing="capturing"):
         traced = costing.trace(wanted.target, onnx.step(), wanted.optimizer)
     if out is not None:
@@ -265,14 +318,18 @@ class EmulationOptions:
         self, what: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step, run it on the emulated board, and return graph, costs and notes."""
-        from poetmodel.export.exporting import DEVICE, in_tiles
-        from poetmodel.export.measuring import emulated_profile
+        from poetmodel.export.exporting import DEVICE, in_tiles, stated_tile
+        from poetmodel.export.measuring import emulated_board, emulated_profile
 
+        device = costing.device or DEVICE
+        rate = self.instructions_per_cycle
+        stated_tile(tile)
+        emulated_board(device, instructions_per_cycle=rate, core=self.core)
         step = in_tiles(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), tile)
         profile = emulated_profile(
             step,
-            device=costing.device or DEVICE,
-            instructions_per_cycle=self.instructions_per_cycle,
+            device=device,
+            instructions_per_cycle=rate,
             core=self.core,
         )
         return step.graph, profile.costs, profile.notes
@@ -328,7 +385,11 @@ def profile(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
         )
-    check_outputs(("--out", out), inputs=(what, costing.device))
+    read_device(costing.device)
+    costing.check_power(emulated=emulated)
+    check_outputs(("--out", out), inputs=(what, costing.device, costing.power_from))
+    if is_captured(what) and not emulated:
+        costing.check_folder()
     if emulated:
         with live_line(wanted=not output.json, doing="building and running"):
             graph, costs, notes = emulating.measured(what, said, costing, tile)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
+_GRAPHICS: Final = re.compile(r"multiprocessors?\b|compute units?\b|\bGPU\b", re.IGNORECASE)
+"""Words for the cores of graphics cards."""
 
 
 class DeviceFigure(NamedTuple):
@@ -211,6 +213,11 @@ class Device:
         if self.clock_hz is None or core is None or not core.has_fpu:
             return None
         return CycleModel(core, self.clock_hz, self.compute.memory_factor)
+
+    @property
+    def is_graphics_card(self) -> bool:
+        """Whether its core is that of a graphics card, by the words that name it."""
+        return _GRAPHICS.search(self.core) is not None
 
     @property
     def has_dma(self) -> bool:

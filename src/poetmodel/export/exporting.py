@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from poetmodel.device import Costs, StorageMode
-from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
-from poetmodel.device.io import load_device, load_profile
+from poetmodel.device.generation import GenerationLayout
+from poetmodel.device.io import load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
+from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.deployment import (
     Deployment,
     Inference,
@@ -21,24 +23,30 @@ from poetmodel.export.deployment import (
     stack_bytes,
 )
 from poetmodel.export.flash import check_flash, program_sizes, smallest
-from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
+from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
 from poetmodel.export.tables import with_byte_inputs
-from poetmodel.export.tiles import tiled
+from poetmodel.export.tiles import (
+    AUTO,
+    NO_TILES,
+    different_tiles,
+    parse_tile,
+    tiled,
+    tiled_floor_bytes,
+)
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import unit_remark
 from poetmodel.solver.fitting import aligned_graph, fit_arena
 from poetmodel.solver.request import Request
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep
@@ -49,8 +57,6 @@ if TYPE_CHECKING:
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
-NO_TILES: Final = "none"
-AUTO: Final = "auto"
 MOST_NODES: Final = 5000
 """A step of more nodes is not looked at where the size of tiles is chosen."""
 STEP_RATIO: Final = 0.9
@@ -184,13 +190,24 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         If no schedule keeps the limits, or none was found in time.
     """
     clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
-    check_folder(folder)
-    check_prefix(prefix)
-    if shared_kernels is not None:
-        check_shared(Path(shared_kernels), folder)
-    if weights not in list(WeightsFormat):
-        raise InputError(f"weights: expected c or binary, got {weights!r}")
-    board = load_device(device) if isinstance(device, str) else device
+    board = check_options(
+        folder,
+        ram=ram,
+        device=device,
+        profile=profile,
+        stack=stack,
+        tile=tile,
+        minimize=minimize,
+        deadline=deadline,
+        time_limit=time_limit,
+        gap=gap,
+        commit=commit,
+        commit_every=commit_every,
+        byte_inputs=byte_inputs,
+        prefix=prefix,
+        weights=weights,
+        shared_kernels=shared_kernels,
+    )
     step = step if infer else replace(step, inference=None)
     if infer and step.inference is None:
         raise InputError(
@@ -199,49 +216,18 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         )
     check_values(step)
     step = with_byte_inputs(step, byte_inputs)
-    if type(commit_every) is not int or commit_every < 1:
-        raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
     commit = commit or commit_every > 1
-    if commit and board.storage is None:
-        raise InputError(f"commit: device {board.name} has no storage for two generations of state")
-    if commit and board.is_volatile and (board.flash is None or not board.flash.storage_bytes):
-        raise InputError(
-            f"commit: the storage of {board.name} forgets without power, and no [flash] of it may "
-            "take state; state its storage_bytes, or choose a device whose storage keeps state"
-        )
-    in_place = commit and not board.is_volatile
-    unit_bytes = GenerationLayout.on(board).write_unit_bytes if in_place else 1
-    if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
-        raise InputError(
-            f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
-            "of state that is read in place write a few numbers at a time; choose a device whose "
-            "write_unit_bytes is at most 4, or storage that is not memory-mapped"
-        )
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
     reserved = reserved_bytes(step, stack)
     ram_bytes = _ram_bytes(step, board, ram, reserved)
     pages = paging and _costs(step, board, profile).pages is not None
     room = ram_bytes - reserved
-    tile_bytes, step = chosen_tiles(step, tile, board, room_bytes=room, paging=pages)
-    costs = _costs(step, board, profile)
-    problem = Problem(
-        step.graph,
-        costs,
-        ram=_arena_bytes(ram_bytes, reserved, needed_bytes(step, board, paging=pages), tile_bytes),
-        deadline=deadline,
-        recompute=recompute,
-        paging=pages,
-        minimize=minimize,
-        commit=commit_every if commit else None,
-    )
-    if problem.table.commit is not None:
-        _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
+    whole, first = step, Weights.of(step)
     least_plan, no_addresses = smallest(step)
     deployment = Deployment(
         step=step,
         identity=identity,
-        tile_bytes=tile_bytes,
         plan=least_plan,
         arena=no_addresses,
         ram_bytes=ram_bytes,
@@ -256,18 +242,78 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         if shared_kernels is None
         else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
-    first = Weights.of(step)
+    if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
+        check_flash(_with_sizes(deployment, first), at_least=True)  # of no tiles, which need more
+    tile_bytes, step = chosen_tiles(step, tile, board, room_bytes=room, paging=pages)
+    if tile_bytes is not None:
+        first = Weights.of(step)
+        least_plan, no_addresses = smallest(step)
+        deployment = replace(
+            deployment, step=step, tile_bytes=tile_bytes, plan=least_plan, arena=no_addresses
+        )
     check_flash(_with_sizes(deployment, first), at_least=True)
-    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
+    least = needed_bytes(step, board, paging=pages)
+    if least > room:
+        remedies = _ram_remedies(
+            whole,
+            tile,
+            board,
+            least=least,
+            ram_bytes=ram_bytes,
+            reserved=reserved,
+            paging=paging,
+        )
+        raise ram_refusal(
+            step,
+            board,
+            ram_bytes=ram_bytes,
+            reserved=reserved,
+            least=least,
+            tile_bytes=tile_bytes,
+            paging=pages,
+            remedies=remedies,
+        )
+    problem = Problem(
+        step.graph,
+        _costs(step, board, profile),
+        ram=room,
+        deadline=deadline,
+        recompute=recompute,
+        paging=pages,
+        minimize=minimize,
+        commit=commit_every if commit else None,
+    )
+    if problem.table.commit is not None:
+        _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
+    available = board.ram_bytes - reserved
+    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO, available_bytes=available)
     deployment = replace(deployment, plan=plan, arena=arena, result=result)
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
-    _check_storage(deployment.least_stored_bytes, board, commit=bool(deployment.rotating))
+    _check_storage(
+        deployment.least_stored_bytes,
+        board,
+        commit=bool(deployment.rotating),
+        has_more_ram=ram_bytes < board.ram_bytes,
+    )
     deployment = _with_sizes(deployment, first)
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
+
+
+def check_export(folder: Path, **options: Any) -> Device:
+    """Return the device of `export_step` with these options; raise as it does for each of them.
+
+    Call this before a capture: it needs no step.
+    """
+    given = signature(export_step).bind(None, folder, **options)
+    given.apply_defaults()
+    checked = signature(check_options).parameters
+    board = check_options(**{name: x for name, x in given.arguments.items() if name in checked})
+    check_ram(given.arguments["ram"], given.arguments["stack"], board)
+    return board
 
 
 def _with_sizes(deployment: Deployment, weights: Weights) -> Deployment:
@@ -277,11 +323,16 @@ def _with_sizes(deployment: Deployment, weights: Weights) -> Deployment:
 
 
 def _fitted(
-    problem: Problem, device: Device, clock: Request, ratio: float = 1.0
+    problem: Problem,
+    device: Device,
+    clock: Request,
+    ratio: float = 1.0,
+    *,
+    available_bytes: int | None = None,
 ) -> tuple[SolveResult, Plan, Arena]:
     """Return a schedule with its plan and addresses, all checked; raise where there is none.
 
-    It may take a share of the time that is left.
+    It may take a share of the time that is left. The device has `available_bytes` for tensors.
     """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * clock.remaining_s(), 1e-3)
@@ -292,6 +343,7 @@ def _fitted(
         time_limit=limit_s,
         gap=clock.gap,
         on_progress=clock.on_progress,
+        available_bytes=available_bytes,
     )
     result.require_schedule()
     if plan is None or arena is None:
@@ -317,9 +369,12 @@ def _inference(
     least = floor(aligned_graph(step.graph, alignment_on(device))).bytes
     room = problem.usable_ram_bytes - resident
     if room < least:
+        missing = least - room
+        has_more = deployment.ram_bytes + missing <= device.ram_bytes
+        more = f"give {missing:,} B more, or " if has_more else ""
         raise BudgetError(
             f"ram: state in RAM leaves {max(0, room):,} B for an inference, and one node of it "
-            f"needs {least:,} B; give {least - room:,} B more, or leave infer out"
+            f"needs {least:,} B; {more}leave infer out"
         )
     aux = problem.aux_limit_bytes
     wanted = replace(
@@ -334,16 +389,20 @@ def _inference(
     return Inference(step=step, plan=plan, arena=arena)
 
 
-def _check_storage(stored_bytes: int, device: Device, *, commit: bool) -> None:
+def _check_storage(
+    stored_bytes: int, device: Device, *, commit: bool, has_more_ram: bool = False
+) -> None:
     """Raise if the storage of the device has no room for what a step keeps there [B].
 
-    Generations of state are in its flash where its storage forgets.
+    More RAM is advised if the device `has_more_ram`. Generations of state are in its flash where
+    its storage forgets.
     """
     flash = device.flash if commit and device.is_volatile else None
     room = device.aux_bytes if flash is None else flash.storage_bytes
     if room is None or stored_bytes <= room:
         return
-    what, advice, blocks = "what is kept there takes", "give more ram", ""
+    what, blocks = "what is kept there takes", ""
+    advice = "give more ram" if has_more_ram else "take a smaller network or another device"
     if commit:
         what = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
@@ -357,17 +416,20 @@ def _check_storage(stored_bytes: int, device: Device, *, commit: bool) -> None:
 
 def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:
     """Return a step in tiles of a size, where one is given."""
+    tile_bytes = stated_tile(tile)
+    return step if tile_bytes is None else tiled(step, tile_bytes)
+
+
+def stated_tile(tile: str | int | None) -> int | None:
+    """Return a size of tiles that needs no device [B], None for whole tensors; refuse ``auto``."""
     if tile in (None, NO_TILES):
-        return step
+        return None
     if tile == AUTO:
         raise InputError(
             "tile: auto is chosen for the RAM of a device; give the size that 'poetmodel export' "
             "prints, such as 32KiB"
         )
-    tile_bytes = parse_size(tile, field="tile")
-    if tile_bytes == 0:
-        raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
-    return tiled(step, tile_bytes)
+    return parse_tile(tile)
 
 
 def chosen_tiles(
@@ -379,20 +441,29 @@ def chosen_tiles(
     than there is room for. Where there is none the step is whole, as nothing makes it fit.
     """
     if tile not in (None, AUTO):
-        size = None if tile == NO_TILES else parse_size(tile or 0, field="tile")
+        size = None if tile == NO_TILES else parse_tile(tile)
         return size, in_tiles(step, tile)
-    best, least = (None, step), needed_bytes(step, device, paging=paging)
+    best: tuple[int | None, LoweredStep] = (None, step)
+    least = needed_bytes(step, device, paging=paging)
+    if least <= room_bytes:
+        return best
+    bound = tiled_floor_bytes(
+        step,
+        alignment=alignment_on(device),
+        in_place=paging and device.is_memory_mapped,
+        resident=not paging,
+    )
     largest = max(step.graph.tensor_bytes)
-    sizes = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
-    for size in sorted((size for size in sizes if size < largest), reverse=True):
-        if least <= room_bytes:
-            break
-        found = tiled(step, size)
+    each = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
+    sizes = sorted((size for size in each if size < largest), reverse=True)
+    for size, found in different_tiles(step, sizes):
         if len(found.graph.nodes) > MOST_NODES:
             break
         needed = needed_bytes(found, device, paging=paging)
         if needed < least:
             best, least = (size, found), needed
+        if least <= max(room_bytes, bound):
+            break
     return best
 
 
@@ -418,14 +489,33 @@ def _ram_bytes(step: LoweredStep, device: Device, ram: str | int | None, reserve
     return parse_size(ram, field="ram", whole_bytes=whole + reserved)
 
 
-def _arena_bytes(ram_bytes: int, reserved: int, least: int, tile_bytes: int | None) -> int:
-    """Return what is left for the arena; raise `BudgetError` where no step fits into that."""
-    if ram_bytes - reserved < least:
-        tiles = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
-        raise BudgetError(
-            f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved)} for inputs, stack and "
-            f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone of "
-            f"the step, {tiles}, needs {least:,} B; give at least {least + reserved:,} B"
-            f"{unit_remark(ram_bytes, least + reserved)}"
-        )
-    return ram_bytes - reserved
+def _ram_remedies(
+    whole: LoweredStep,
+    tile: str | int | None,
+    device: Device,
+    *,
+    least: int,
+    ram_bytes: int,
+    reserved: int,
+    paging: bool,
+) -> Iterator[str]:
+    """Yield each option with which one node of a step needs less, and no more than the device has.
+
+    `least` is what it needs now [B]. Options are those of `export_step`.
+    """
+
+    def needed(tile: str | int | None, *, paging: bool) -> tuple[int | None, int]:
+        room = ram_bytes - reserved
+        size, step = chosen_tiles(whole, tile, device, room_bytes=room, paging=paging)
+        return size, needed_bytes(step, device, paging=paging)
+
+    have = device.ram_bytes - reserved
+    if tile not in (None, AUTO):
+        size, in_tiles = needed(AUTO, paging=paging)
+        if in_tiles < least and in_tiles <= have:
+            named = NO_TILES if size is None else f"{size}B"
+            yield f"take tile {named}, with which it needs {in_tiles + reserved:,} B in all"
+    if not paging and device.storage is not None:
+        _, paged = needed(tile, paging=True)
+        if paged < least and paged <= have:
+            yield f"allow paging, with which it needs {paged + reserved:,} B in all"

@@ -107,8 +107,15 @@ def _advice(deployment: Deployment, sizes: Mapping[str, int], missing: int) -> s
     lighter = ["take an optimizer with fewer bytes of state"] if moments else []
     if sizes["storage"] < missing:
         return " or ".join([*lighter, "take a smaller network"])
-    least = "leave commit out" if deployment.commit else "give more ram"
-    return ", ".join([least, *lighter]) + " or take a device whose storage is a card"
+    least = []
+    if deployment.commit:
+        least = ["leave commit out"]
+    elif deployment.device is not None and deployment.ram_bytes < deployment.device.ram_bytes:
+        least = ["give more ram"]
+    return (
+        ", ".join([*least, *lighter] or ["take a smaller network"])
+        + " or take a device whose storage is a card"
+    )
 
 
 def ram_warning(deployment: Deployment) -> str | None:

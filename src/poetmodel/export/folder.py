@@ -55,8 +55,14 @@ _TAKEN: Final = re.compile(
 
 
 def check_folder(folder: Path) -> None:
-    """Raise unless a folder could be written, and only over an earlier export; leaves it so."""
+    """Raise unless a folder could be written: over an earlier export, and inside of none."""
     _check_folder(folder)
+    outer = next((above for above in folder.resolve().parents if _manifest(above)), None)
+    if outer is not None:
+        raise InputError(
+            f"{folder}: lies inside {outer}, which is an exported folder, and builds of that would "
+            "find its files; choose a folder outside of it"
+        )
     if not _manifest(folder):
         _check_empty(folder, [*(name for name, _ in _copied(SOURCES)), "config.mk", _MANIFEST])
 

@@ -23,8 +23,9 @@ from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, require, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import NO_TILES, export_step
+from poetmodel.export.exporting import export_step
 from poetmodel.export.step import DataType
+from poetmodel.export.tiles import NO_TILES
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
 
@@ -84,6 +85,36 @@ def emulated_profile(
     ToolchainError
         If the code does not fit into the emulated board, or fails there.
     """
+    board, target, model, power_w = emulated_board(
+        device, instructions_per_cycle=instructions_per_cycle, core=core
+    )
+    instructions = _instructions(step, board, target, time_limit_s)
+    per_s = model.instructions_per_s
+    compute = {
+        name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
+    }
+    estimated = Costs.estimate(step.graph, board)
+    return EmulatedProfile(
+        costs=replace(estimated, compute=compute, source="", cycles=model),
+        instructions=instructions,
+        notes=(
+            f"compute times: instructions of the exported code for a Cortex-{target.upper()}, "
+            f"counted by QEMU, {model.instructions_per_cycle:g} a cycle at {model.clock_hz / 1e6:g} MHz "
+            f"({model.origin}); {model.label}",
+            f"compute energies: these times, {power_w:g} W",
+            f"page costs: estimated for device {board.short_name}",
+        ),
+    )
+
+
+def emulated_board(
+    device: str | Device, *, instructions_per_cycle: float | None, core: str | None
+) -> tuple[Device, Target, CycleModel, float]:
+    """Return a device, its emulated core, its cycles and its power [W].
+
+    Raises as `emulated_profile` does. Call this before a capture: it needs no step. Compiler and
+    emulator must be installed.
+    """
     board = load_device(device) if isinstance(device, str) else device
     hertz, power_w = board.clock_hz, board.compute.power_w
     if hertz is None:
@@ -100,31 +131,15 @@ def emulated_profile(
     target = Target(core or (Target.M4 if known is None else known.emulated_as))
     if core is not None and (known is None or known.emulated_as != core):
         known = core_of_target(core)
+    require(target)
     model = CycleModel(known, hertz, board.compute.memory_factor, instructions_per_cycle)
-    instructions = _instructions(step, board, target, time_limit_s)
-    per_s = model.instructions_per_s
-    compute = {
-        name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
-    }
-    estimated = Costs.estimate(step.graph, board)
-    return EmulatedProfile(
-        costs=replace(estimated, compute=compute, source="", cycles=model),
-        instructions=instructions,
-        notes=(
-            f"compute times: instructions of the exported code for a Cortex-{target.upper()}, "
-            f"counted by QEMU, {model.instructions_per_cycle:g} a cycle at {hertz / 1e6:g} MHz "
-            f"({model.origin}); {model.label}",
-            f"compute energies: these times, {power_w:g} W",
-            f"page costs: estimated for device {board.short_name}",
-        ),
-    )
+    return board, target, model, power_w
 
 
 def _instructions(
     step: LoweredStep, device: Device, core: Target, time_limit_s: float
 ) -> dict[str, int]:
     """Return the instructions of one computation of each node that computes."""
-    require(core)
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as name:
         folder = Path(name)
         deployment = _deployed(step, device, folder)

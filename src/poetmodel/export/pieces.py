@@ -51,9 +51,15 @@ class Slices:
         """Return the slices of a buffer; None for one that is whole."""
         return self.of.get(name, (None,))
 
-    def names(self, name: str) -> list[str]:
-        """Return what the slices of a buffer are called, or the buffer itself."""
-        return [self.name(name, part) for part in self.parts(name)]
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return the names of the slices of a buffer, or that of a whole buffer."""
+        return self._names.get(name, (name,))
+
+    @cached_property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        return {
+            name: tuple(self.name(name, part) for part in parts) for name, parts in self.of.items()
+        }
 
     def name(self, name: str, part: Range | None) -> str:
         """Return what a slice is called."""

@@ -76,6 +76,15 @@ class ByteInput:
         return rows
 
 
+def parse_byte_inputs(given: Mapping[str, str]) -> dict[str, ByteInput]:
+    """Return the meaning of the bytes of each input; raise `InputError` for another form."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"byte_inputs: expected texts by the names of inputs, got {given!r}")
+    return {
+        name: ByteInput.parse(text, field=f"byte_inputs: {name}") for name, text in given.items()
+    }
+
+
 def with_byte_inputs(step: LoweredStep, given: Mapping[str, str]) -> LoweredStep:
     """Return a step that takes some inputs, by name, as bytes, and so does its inference.
 
@@ -85,11 +94,8 @@ def with_byte_inputs(step: LoweredStep, given: Mapping[str, str]) -> LoweredStep
         If an input is not there or has no real numbers, or a text is not of the form
         ``TYPE[:SCALE[:OFFSET]]``.
     """
-    if not isinstance(given, Mapping):
-        raise InputError(f"byte_inputs: expected texts by the names of inputs, got {given!r}")
-    for name, text in given.items():
+    for name, wanted in parse_byte_inputs(given).items():
         field = f"byte_inputs: {name}"
-        wanted = ByteInput.parse(text, field=field)
         reals = [value.name for value in step.inputs if value.type is DataType.REAL]
         if name not in reals:
             raise InputError(f"{field}: expected an input of real numbers: {listed(reals)}")

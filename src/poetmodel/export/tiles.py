@@ -13,13 +13,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.fusing import fused, parted
 from poetmodel.export.kernels import changed
 from poetmodel.export.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
 from poetmodel.export.slices import ChannelLayout, Channels, channels_in
 from poetmodel.export.step import WORKSPACE, Call, LoweredStep, Ref
 from poetmodel.export.tables import LOOKUP
-from poetmodel.graph import Tensor
+from poetmodel.graph import Phase, Tensor
+from poetmodel.plan.arena import aligned
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +31,23 @@ if TYPE_CHECKING:
 
 BLOCK: Final = 4
 """Channels that kernels take at once."""
+MIN_TILE_BYTES: Final = 4 * BLOCK
+"""The size of the smallest slice of real numbers: one element of each channel of a block [B]."""
+NO_TILES: Final = "none"
+AUTO: Final = "auto"
+
+
+def parse_tile(tile: str | int | None) -> int:
+    """Return the size of tiles [B]; raise `BudgetError` for another form, or one too small."""
+    tile_bytes = parse_size(tile or 0, field="tile")
+    if tile_bytes == 0:
+        raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
+    if tile_bytes < MIN_TILE_BYTES:
+        raise BudgetError(
+            f"tile: expected at least {MIN_TILE_BYTES} B, since tiles are slices of {BLOCK} "
+            f"channels or more, got {tile_bytes:,} B; give a size such as 32KiB"
+        )
+    return tile_bytes
 
 
 def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:
@@ -38,13 +58,53 @@ def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     larger tensor stays whole, and so does what a kernel reads or writes that takes no ranges of
     channels.
     """
-    whole, kept = parted(step), set(step.handed_out)
-    while True:
-        try:
-            tiling = _Tiling(whole, tile_bytes, kept)
-            return fused(tiling.step()) if tiling.slices else step
-        except UnsliceableError as found:
-            kept |= found.buffers
+    (found,) = (tiles for _, tiles in different_tiles(step, (tile_bytes,)))
+    return found
+
+
+def different_tiles(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[int, LoweredStep]]:
+    """Yield each size [B] with the step that is `tiled` with it, unless the slices are known.
+
+    A size whose slices are those of an earlier size is left out.
+    """
+    whole = parted(step)
+    known: list[object] = []
+    for tile_bytes in sizes:
+        kept = set(step.handed_out)
+        while True:
+            try:
+                tiling = _Tiling(whole, tile_bytes, kept)
+                if tiling.identity in known:
+                    break
+                known.append(tiling.identity)
+                yield tile_bytes, fused(tiling.step()) if tiling.slices else step
+            except UnsliceableError as found:
+                kept |= found.buffers
+            else:
+                break
+
+
+def tiled_floor_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resident: bool) -> int:
+    """Return a lower bound of the RAM that any tiles of a step need [B].
+
+    A call takes at least the smallest slice of each tensor. Calls of the forward pass count alone,
+    since fused updates have other gradients. State takes none if it is read `in_place` on storage,
+    and all of it is in RAM if it is `resident`. Sizes are rounded up to the alignment.
+    """
+    tiling = _Tiling(parted(step), 0, set(step.handed_out))
+    graph = tiling.graph
+    state = {graph.tensors[i].name for i in graph.state_tensors}
+    apart = state if in_place or resident else set()
+    least = 0
+    for node, calls in zip(graph.nodes, tiling.whole.calls, strict=True):
+        if node.phase != Phase.FORWARD:
+            continue
+        over = {new for new, _ in node.in_place} | apart
+        for call in calls:
+            names = {name for name in call.buffers if name in graph.tensor_index} - over
+            sizes = (aligned(tiling.min_slice_bytes(name), alignment) for name in names)
+            least = max(least, sum(sizes))
+    return least + (graph.state_bytes if resident else 0)
 
 
 class _Groups:
@@ -90,6 +150,20 @@ class _Tiling:
         self._groups = _Groups()
         self.slices = self._found()
         """The slices of each buffer that is in slices."""
+
+    @property
+    def identity(self) -> object:
+        """What the step in tiles depends on: equal ones make equal steps."""
+        groups = {name: self._groups.find(name) for name in self.slices}
+        return self.slices, groups, frozenset(self._kept)
+
+    def min_slice_bytes(self, name: str) -> int:
+        """Return the size of the smallest first slice that a buffer can have [B]."""
+        size = self.whole.buffers[name].bytes
+        if name not in self._is_free:
+            return size
+        block = 1 if name in self._converted else BLOCK
+        return size * min(block, channels := self._layouts[name].channels) // channels
 
     def shared_with(self, inference: LoweredStep) -> dict[str, tuple[Range, ...]]:
         """Return the slices of the state that an inference reads."""

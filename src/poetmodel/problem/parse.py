@@ -194,6 +194,32 @@ def _limit(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Lim
         return default
 
 
+def check_limits(
+    *,
+    ram: str | int | None = None,
+    deadline: str | float | None = None,
+    aux_bytes: str | int | None = None,
+    energy_budget: str | float | None = None,
+) -> None:
+    """Raise `BudgetError` for limits that no graph makes right, such as an unknown unit."""
+    whole = 1.0
+    parsed: tuple[tuple[Any, Callable[[Any], float]], ...] = (
+        (ram, lambda value: parse_size(value, field="ram", whole_bytes=1)),
+        (deadline, lambda value: parse_time(value, field="deadline", whole_s=whole)),
+        (aux_bytes, lambda value: parse_size(value, field="aux", whole_bytes=1)),
+        (energy_budget, lambda value: parse_energy(value, field="energy budget", whole_j=whole)),
+    )
+    faults: list[str] = []
+    for value, parse in parsed:
+        try:
+            if value is not None:
+                parse(value)
+        except BudgetError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise BudgetError(faults)
+
+
 def own_sum_faults(
     graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:

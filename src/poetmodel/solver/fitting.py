@@ -66,6 +66,7 @@ def fit_arena(
     solve: Callable[..., SolveResult] = solve_by_default,
     most_solves: int = 12,
     time_limit: float = 60.0,
+    available_bytes: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in a block within the RAM budget.
@@ -87,6 +88,9 @@ def fit_arena(
         How often the problem is solved at most.
     time_limit : float
         Wall time for everything: all solves, plans and addresses [s].
+    available_bytes : int, optional
+        RAM for tensors that there is at most [B]: no more is advised where no addresses fit.
+        Default: the RAM of the device.
     **options
         Other keyword arguments of `solve`.
 
@@ -124,7 +128,11 @@ def fit_arena(
             "deadline_counts: 'overlap' is the time of a plan whose transfers overlap computation, "
             "but in the plan that gets addresses the core waits for each; state 'serial'"
         )
+    device = problem.costs.device
+    if available_bytes is None and device is not None:
+        available_bytes = device.ram_bytes - problem.resident_bytes
     search = _FittingSearch(problem, mode, alignment, solve, options, clock)
+    search.available_bytes = available_bytes
     return search.run(most_solves)
 
 
@@ -197,6 +205,8 @@ class _FittingSearch:
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.options, self.clock = solve, options, clock
         self.usable_bytes = problem.usable_ram_bytes
+        self.available_bytes: int | None = None
+        """RAM for tensors that there is at most; None where that is not known."""
         self.smallest_bytes: int | None = None
         """The size of the smallest block found."""
         self.placing_s = 0.0
@@ -384,9 +394,13 @@ class _FittingSearch:
         late = self.clock.remaining_s() <= 2 * self.placing_s
         reason = f"no schedule was found{' in time' if late else ''} whose addresses fit "
         reason += f"{self._room()}: "
+        remedies = ["raise the time limit"] if late else []
+        most_bytes = math.inf if self.available_bytes is None else self.available_bytes
+        if self.usable_bytes + excess <= most_bytes:
+            remedies.insert(0, "add as much to ram")
         if excess > 0:
-            reason += f"the smallest block found takes {format_bytes(excess)} more; add as much to "
-            reason += "ram, or raise the time limit" if late else "ram"
+            reason += f"the smallest block found takes {format_bytes(excess)} more; "
+            reason += ", or ".join(remedies or ["the device has no more RAM: take a smaller step"])
         else:
             reason += "raise the time limit"
         return replace(

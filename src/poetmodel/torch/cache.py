@@ -80,7 +80,8 @@ class Cache:
         path = self._path(kind, key)
         try:
             with path.open("rb") as stream:
-                first, _, text = stream.read(LARGEST_BYTES).partition(b"\n")
+                size = min(os.fstat(stream.fileno()).st_size, LARGEST_BYTES)
+                first, _, text = stream.read(size).partition(b"\n")
             header = json.loads(first)
             if header != _header(kind, key, text):
                 raise ValueError("another file, or a damaged one")  # noqa: TRY301 - as JSON's

@@ -15,6 +15,7 @@ from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
     LayerSet,
+    check_names,
     check_scores,
     layers_of,
     renamed,
@@ -24,10 +25,12 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
 from poetmodel.export.deployment import reserved_bytes, stack_bytes
-from poetmodel.export.exporting import AUTO, NO_TILES, chosen_tiles, needed_bytes
+from poetmodel.export.exporting import chosen_tiles, needed_bytes
 from poetmodel.export.io import load_scores
+from poetmodel.export.tiles import AUTO, NO_TILES, parse_tile
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import Problem
+from poetmodel.problem.parse import check_limits
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
@@ -51,6 +54,10 @@ if TYPE_CHECKING:
 
 SELECTION_RATIO: Final = 0.8
 """Share of the time limit for the choice; the rest is for the schedule of the chosen set."""
+
+
+_NO_COSTS: Final = "no costs: give device, such as nrf52840, or profile, a file of costs"
+_NO_BOARD: Final = "tile: is for a device; give device, such as nrf52840"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +206,13 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     PyTorch may choose other operators where a weight is frozen (such as for products of batches);
     then the bound is the sum of all scores, and `Choice.note` says so.
     """
+    _check_options(scores, per, device, profile, tile, limits)
+    Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
+    if isinstance(model, torch.nn.Module) and scores != GRADIENT_NORM:
+        given, source = _given_scores(scores)
+        _refuse_quantized(given, model, source)
+        named = _parameters(model, loss_fn).items()
+        check_names(given, layers_of((name for name, p in named if p.requires_grad), per), source)
     if optimizer is None:
         trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable) if trainable else None
@@ -250,6 +264,31 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     )
 
 
+def _check_options(
+    scores: Mapping[str, float] | str | Path,
+    per: str,
+    device: str | Device | None,
+    profile: str | Path | Costs | None,
+    tile: str | int | None,
+    limits: Mapping[str, Any],
+) -> None:
+    """Raise for each option that is wrong for every step, before a capture."""
+    layers_of((), per)
+    if scores != GRADIENT_NORM:
+        _given_scores(scores)
+    board = load_device(device) if isinstance(device, str) else device
+    if isinstance(profile, str | Path):
+        load_profile(profile, device=board)
+    elif profile is None and board is None:
+        raise InputError(_NO_COSTS)
+    if tile not in (None, AUTO, NO_TILES):
+        parse_tile(tile)
+    if tile not in (None, NO_TILES) and board is None:
+        raise InputError(_NO_BOARD)
+    amounts = ("ram", "deadline", "aux_bytes", "energy_budget")
+    check_limits(**{name: limits[name] for name in amounts if name in limits})
+
+
 def _in_tiles(
     step: LoweredStep,
     tile: str | int | None,
@@ -261,7 +300,7 @@ def _in_tiles(
         return None, step, dict(limits)
     board = load_device(device) if isinstance(device, str) else device
     if board is None:
-        raise InputError("tile: is for a device; give device, such as nrf52840")
+        raise InputError(_NO_BOARD)
     given, ram = dict(limits), limits.get("ram")
     if isinstance(ram, str) and ram.endswith("%"):
         whole_bytes = checkpoint_all_peak_bytes(step.graph)
@@ -329,13 +368,18 @@ def _scores(
     if given == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
         source = GRADIENT_NORM
-    elif isinstance(given, str | Path):
-        values, source = load_scores(Path(given)), str(given)
     else:
-        values, source = dict(given), "scores"
+        values, source = _given_scores(given)
     _refuse_quantized(values, model, source)
     check_scores(values, layers, source)
     return {layer: float(values[layer]) for layer in layers}
+
+
+def _given_scores(given: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
+    """Return stated scores, and the words for their source."""
+    if isinstance(given, str | Path):
+        return load_scores(Path(given)), str(given)
+    return dict(given), "scores"
 
 
 def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
@@ -363,7 +407,7 @@ def _costs(
     if profile is not None:
         return load_profile(profile, device=board)
     if board is None:
-        raise InputError("no costs: give device, such as nrf52840, or profile, a file of costs")
+        raise InputError(_NO_COSTS)
     return Costs.estimate(step.graph, board)
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -225,9 +226,13 @@ def user_place(error: BaseException) -> str | None:
     return _users(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
-def user_line(frame: FrameType) -> str | None:
-    """Return that line of what runs now, from a frame outwards."""
-    return _users(traceback.walk_stack(frame))
+def user_line(frame: FrameType, *, within: str | None = None) -> str | None:
+    """Return the innermost such line that runs now, from a frame outwards.
+
+    Frames are looked at up to the first one of the file `within`.
+    """
+    frames = traceback.walk_stack(frame)
+    return _users(takewhile(lambda place: place[0].f_code.co_filename != within, frames))
 
 
 def _users(frames: Iterable[tuple[FrameType, int]]) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetmodel.export.exporting import ExportOptions, export_step
+from poetmodel.export.checks import check_weight_bytes
+from poetmodel.export.exporting import ExportOptions, check_export, export_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
+from poetmodel.torch.target import trained_weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,6 +76,8 @@ def export(
     NoScheduleError
         If no schedule keeps the limits, or none was found in time.
     """
+    board = check_export(Path(folder), **options)
+    check_weight_bytes(trained_weight_bytes(model), board)
     step = lower(
         model,
         loss_fn,

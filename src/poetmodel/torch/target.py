@@ -88,6 +88,23 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
     return _step(target, returned)
 
 
+def trained_weight_bytes(model: object) -> int:
+    """Return the size of all numbers of a module that train and are not 0 [B].
+
+    Of parameters in the same memory the largest counts. 0 for anything but a module.
+    """
+    import torch
+
+    sizes: dict[int, int] = {}
+    for parameter in model.parameters() if isinstance(model, torch.nn.Module) else ():
+        if parameter.requires_grad and parameter.device.type == "cpu":
+            data = parameter.detach()
+            size = data.element_size() * int(data.count_nonzero())
+            place = data.untyped_storage().data_ptr()
+            sizes[place] = max(size, sizes.get(place, 0))
+    return sum(sizes.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxStep:
     """Facts on a training step that an ONNX file lacks."""

@@ -154,6 +154,15 @@ def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
         yield "no parameter requires a gradient, so there is nothing to train"
 
 
+def empty_faults(inputs: Inputs) -> Iterator[str]:
+    """Yield the inputs without elements, such as a batch of 0: a step of none trains nothing."""
+    flat, form = flatten(inputs)
+    names = input_names(form, by_name=isinstance(inputs, Mapping))
+    for name, value in zip(names, flat, strict=True):
+        if isinstance(value, torch.Tensor) and not value.numel():
+            yield f"{name} has no elements (shape {list(value.shape)}); give a batch of 1 or more"
+
+
 def _tensor_faults(path: str, tensor: torch.Tensor) -> Iterator[str]:
     if torch.nn.parameter.is_lazy(tensor):
         yield (

@@ -31,6 +31,9 @@ BODY: Final = "model"
 ANNOTATION: Final = "poetmodel.module"
 """Key under a node's ``custom`` annotations: the path of the module it was recorded in."""
 
+PLACE: Final = "poetmodel.place"
+"""The same of the words that name this module, and the line of a user's code that ran."""
+
 
 def shown_path(path: str) -> str:
     """Return the path of a module below the user's, for people."""
@@ -38,9 +41,11 @@ def shown_path(path: str) -> str:
 
 
 def in_module(node: fx.Node) -> str:
-    """Return words that say in which module an operation was recorded, where that is known."""
-    path = shown_path(node.meta.get("custom", {}).get(ANNOTATION, ""))
-    return f" in module {path!r}" if path else ""
+    """Return " in " with the module and the line of an operation, as far as they are known."""
+    notes = node.meta.get("custom") or {}
+    path = shown_path(notes.get(ANNOTATION, ""))
+    place = notes.get(PLACE) or (f"module {path!r}" if path else "")
+    return f" in {place}" if place else ""
 
 
 class InputKind(StrEnum):

@@ -5,6 +5,7 @@ Fake tensors lie in memory as real ones do, and those whose value is known have 
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import RLock
@@ -16,21 +17,23 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import traceback
+from torch.fx.proxy import TracerBase
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree, checkpoint
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.capturing.joint_graph import ANNOTATION, shown_path
+from poetmodel.torch.capturing.joint_graph import ANNOTATION, PLACE, shown_path
 from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.capturing.values import ASSERTS, Given, KnownValue, KnownValues
-from poetmodel.torch.errors import RAISED, ForbiddenError, foreign
+from poetmodel.torch.errors import RAISED, ForbiddenError, foreign, user_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from torch import fx
 
 ALONE: Final = RLock()
 """Held while something is captured or measured, for settings of PyTorch and of the process."""
@@ -276,7 +279,7 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
 def annotated(
     stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
 ) -> Iterator[None]:
-    """Let every node that is recorded inside carry the path of the module it came from.
+    """Annotate every node that is recorded inside with its module, and the user's line that ran.
 
     PyTorch 2.9 cannot do that; names then say the operator only. The modules that run when
     something is raised are left in the trail, the innermost one last; it is checked where one of
@@ -297,7 +300,8 @@ def annotated(
             open_contexts.append(context)
             shown = shown_path(path)
             kind = type(module).__name__
-            trail.append(f"module {shown!r} ({kind})" if shown else f"module {kind}")
+            named = f"module {shown!r} ({kind})" if shown else f"module {kind}"
+            trail.append(named if path else "the loss function")
 
         return hook
 
@@ -306,13 +310,28 @@ def annotated(
         open_contexts.pop().__exit__(None, None, None)
         trail.pop()
 
+    record = TracerBase.create_node
+    own_forward = type(stepped).forward.__code__.co_filename
+
+    def located(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
+        node = record(tracer, *args, **kwargs)
+        if trail:
+            line = user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
+            notes = node.meta.get("custom") or {}
+            path = shown_path(notes.get(ANNOTATION, ""))
+            place = (f"module {path!r}" if path else trail[-1]) + (f" at {line}" if line else "")
+            node.meta["custom"] = {**notes, PLACE: place}
+        return node
+
     handles = []
     for path, module in stepped.named_modules():
         handles.append(module.register_forward_pre_hook(enter(path)))
         handles.append(module.register_forward_hook(leave))
+    TracerBase.create_node = located
     try:
         yield
     finally:
+        TracerBase.create_node = record
         for handle in handles:
             handle.remove()
         while open_contexts:

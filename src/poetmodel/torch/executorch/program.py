@@ -19,6 +19,7 @@ from poetmodel.plan.arena import check_arena
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.parse import check_limits
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
@@ -150,6 +151,7 @@ def to_executorch(
     """
     file = Path(path)
     _check_arguments(file, storage, paging)
+    check_limits(ram=ram)
     sgd = None if optimizer is None else _sgd_options(optimizer, model, loss_fn)
     if isinstance(device, str):
         device = load_device(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.export.unrolled import unrolled
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
-from poetmodel.torch.capturing.inputs import apart, refuse
+from poetmodel.torch.capturing.inputs import apart, empty_faults, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.capturing.replay import call, replay
@@ -35,7 +36,7 @@ from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import with_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from torch import fx
@@ -79,6 +80,8 @@ def lower(
             "accumulate: there is no optimizer to wait for; give one, or sum the gradients that "
             "the step hands out"
         )
+    if isinstance(inputs, list | tuple | Mapping):
+        refuse(name or type(model).__name__, empty_faults(inputs))
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, apart(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
@@ -287,7 +290,8 @@ class StepLowering:
                     whole = torch.full_like(whole, math.nan)
                 elif not whole.isfinite().all():  # all NaN would be taken as no value yet
                     check_finite(self.joint.name, (argument.name,))
-            yield look.buffer, _array(whole, look.type, argument.name)
+            user = next(iter(argument.node.users), argument.node)
+            yield look.buffer, _array(whole, look.type, f"{argument.name}{in_module(user)}")
 
     # -- the graph ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.device import Costs
+from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.capturing.replay import call, sampled, temporarily
@@ -43,6 +43,53 @@ NOTABLE: Final = 0.1
 """Times that differ by more than this share of the smaller one are explained."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power while computing and while paging [W]."""
+
+    compute_w: float
+    page_in_w: float
+    page_out_w: float
+    source: str
+    """Where the figures come from, for people."""
+
+    @classmethod
+    def of(cls, power_w: float) -> Power:
+        """Return the same power for computing and paging."""
+        return cls(
+            compute_w=power_w,
+            page_in_w=power_w,
+            page_out_w=power_w,
+            source=f"at {power_w:g} W, as stated",
+        )
+
+    @classmethod
+    def of_device(cls, device: Device) -> Power:
+        """Return the power figures of a device that describes this host.
+
+        Where it states FLOP per joule only, its power is its FLOP rate over that. Without storage,
+        paging takes the power of computing.
+        """
+        compute, storage = device.compute, device.storage
+        compute_w = compute.power_w
+        if compute_w is None:  # a device states one of both
+            compute_w = compute.flops_per_s / (compute.flops_per_j or compute.flops_per_s)
+        return cls(
+            compute_w=compute_w,
+            page_in_w=compute_w if storage is None else storage.page_in.power_w,
+            page_out_w=compute_w if storage is None else storage.page_out.power_w,
+            source=f"the power figures of device {device.short_name}",
+        )
+
+
+NOMINAL: Final = Power(
+    compute_w=1.0,
+    page_in_w=1.0,
+    page_out_w=1.0,
+    source="at a nominal 1 W, so that they are proportional to times",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """The measured costs of a traced step, and how they were measured."""
@@ -55,6 +102,8 @@ class Profile:
     """Time of the operations together in each timed step [s]; one of equal operations counts
     for all."""
     threads: int
+    power: Power = NOMINAL
+    """The power that energies are times of."""
     origin: str = ""
     """Where it comes from, if it was not measured now."""
 
@@ -89,7 +138,7 @@ class Profile:
                 else "the file cache could not be emptied: page-ins may be those of RAM"
             )
             notes.append(f"page times: measured in {self.paging.folder}; {medium}")
-        notes.append("energies: at a nominal 1 W, so that they are proportional to times")
+        notes.append(f"energies: {self.power.source}")
         return (*notes, self.origin) if self.origin else tuple(notes)
 
 
@@ -100,8 +149,9 @@ def measure(
     repeats: int = 5,
     most_s: float = math.inf,
     threads: int | None = None,
+    power: Power | None = None,
 ) -> Profile:
-    """Measure what a traced step costs on this host, at a nominal 1 W.
+    """Measure what a traced step costs on this host.
 
     Parameters
     ----------
@@ -116,6 +166,8 @@ def measure(
         Time after which no further step is begun, of at least two [s].
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
+    power : Power, optional
+        The power that energies are times of; by default a nominal 1 W.
 
     Returns
     -------
@@ -133,7 +185,9 @@ def measure(
     times_s, steps_s = unit_times_s(
         trace.joint, trace.parts, repeats=repeats, most_s=most_s, threads=threads
     )
-    return profile_of(trace, times_s=times_s, paging=paging, steps_s=steps_s, threads=threads)
+    return profile_of(
+        trace, times_s=times_s, paging=paging, steps_s=steps_s, threads=threads, power=power
+    )
 
 
 def profile_of(
@@ -144,14 +198,16 @@ def profile_of(
     steps_s: Sequence[float],
     threads: int,
     origin: str = "",
+    power: Power | None = None,
 ) -> Profile:
     """Return the profile that follows from what was measured."""
+    power = power or NOMINAL
     costs = Costs.from_arrays(
         trace.graph,
         compute_time_s=times_s,
-        compute_energy_j=times_s,
-        page_in=None if paging is None else _page_costs(trace, paging.page_in),
-        page_out=None if paging is None else _page_costs(trace, paging.page_out),
+        compute_energy_j=[time_s * power.compute_w for time_s in times_s],
+        page_in=None if paging is None else _page_costs(trace, paging.page_in, power.page_in_w),
+        page_out=None if paging is None else _page_costs(trace, paging.page_out, power.page_out_w),
     )
     return Profile(
         costs=costs,
@@ -159,12 +215,14 @@ def profile_of(
         steps_s=tuple(steps_s),
         threads=threads,
         origin=origin,
+        power=power,
     )
 
 
-def _page_costs(trace: Trace, way: TransferTime) -> list[tuple[float, float]]:
+def _page_costs(trace: Trace, way: TransferTime, power_w: float) -> list[tuple[float, float]]:
     """Return time and energy of a page of each tensor in one direction [s, J]."""
-    return [(time_s, time_s) for time_s in map(way.time_s, trace.graph.tensor_bytes)]
+    times_s = map(way.time_s, trace.graph.tensor_bytes)
+    return [(time_s, time_s * power_w) for time_s in times_s]
 
 
 def _check(trace: object, repeats: object, threads: object) -> None:

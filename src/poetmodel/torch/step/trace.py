@@ -6,12 +6,14 @@ anything may read them, their sum is reserved from the budget, and the solver se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Graph, Node, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Instruction, Op
+from poetmodel.torch.capturing.inputs import empty_faults, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.errors import CaptureError
@@ -22,7 +24,7 @@ from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import Update, with_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import torch
 
@@ -94,6 +96,8 @@ def trace(
     CaptureError
         If the step cannot be captured: says which operation, where, and what to do.
     """
+    if isinstance(inputs, tuple | list | Mapping):
+        refuse(name or type(model).__name__, empty_faults(inputs))
     joint = captured_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )

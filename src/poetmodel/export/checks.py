@@ -1,0 +1,177 @@
+"""Checks of an export that need no schedule: options, first weights, the RAM of one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
+from poetmodel.device.io import load_device, load_profile
+from poetmodel.errors import BudgetError, FlashError, InputError
+from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
+from poetmodel.export.folder import check_folder, check_prefix, check_shared
+from poetmodel.export.tables import parse_byte_inputs
+from poetmodel.export.tiles import AUTO, NO_TILES, parse_tile
+from poetmodel.problem import Quantity
+from poetmodel.problem.infeasibility import unit_remark
+from poetmodel.problem.parse import check_limits
+from poetmodel.solver.request import Request
+from poetmodel.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from poetmodel.device import Costs, Device
+    from poetmodel.export.step import LoweredStep
+
+
+def check_options(  # noqa: PLR0913 - each option of an export that needs no step
+    folder: Path,
+    *,
+    ram: str | int | None,
+    device: str | Device,
+    profile: str | Path | Costs | None,
+    stack: str | int | None,
+    tile: str | int | None,
+    minimize: str,
+    deadline: str | float | None,
+    time_limit: float,
+    gap: float,
+    commit: bool,
+    commit_every: int,
+    byte_inputs: Mapping[str, str],
+    prefix: str,
+    weights: WeightsFormat | str,
+    shared_kernels: str | Path | None,
+) -> Device:
+    """Return the device of an export; raise for each option that no step can be exported with.
+
+    The options are those of `poetmodel.export.exporting.export_step`. Nothing is written.
+    """
+    Request(time_limit_s=time_limit, gap=gap)
+    check_folder(folder)
+    check_prefix(prefix)
+    if shared_kernels is not None:
+        check_shared(Path(shared_kernels), folder)
+    if weights not in list(WeightsFormat):
+        raise InputError(f"weights: expected c or binary, got {weights!r}")
+    if minimize not in list(Quantity):
+        raise InputError(f"minimize: expected one of {', '.join(Quantity)}, got {minimize!r}")
+    board = load_device(device) if isinstance(device, str) else device
+    if board.is_graphics_card:
+        raise InputError(
+            f"device: {board.short_name} is a graphics card ({board.core}), and exported C runs on "
+            "CPUs and microcontrollers; choose one of these ('poetmodel devices' lists them)"
+        )
+    if isinstance(profile, str | Path):
+        load_profile(profile, device=board)
+    parse_byte_inputs(byte_inputs)
+    if type(commit_every) is not int or commit_every < 1:
+        raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
+    commit = commit or commit_every > 1
+    if commit:
+        _check_commit(board)
+    if tile not in (None, AUTO, NO_TILES):
+        parse_tile(tile)
+    check_limits(ram=ram, deadline=deadline)
+    stack_bytes(stack, commit=commit)
+    return board
+
+
+def check_ram(ram: str | int | None, stack: str | int | None, board: Device) -> None:
+    """Raise `BudgetError` if stack and runtime alone take all of a RAM budget."""
+    if ram is None or str(ram).endswith("%"):
+        return
+    ram_bytes = parse_size(ram, field="ram")
+    beside = stack_bytes(stack, commit=False) + RUNTIME_BYTES
+    if ram_bytes <= beside:
+        has_unit = not str(ram).isdigit() or not ram_bytes
+        remark = "" if has_unit else unit_remark(ram_bytes, board.ram_bytes)
+        raise BudgetError(
+            f"ram: {format_bytes(ram_bytes)} less {format_bytes(beside)} for stack and runtime "
+            "leave 0 B for inputs and tensors; give more, up to the "
+            f"{format_bytes(board.ram_bytes)} of device {board.short_name}{remark}"
+        )
+
+
+def _check_commit(board: Device) -> None:
+    """Raise if a device cannot keep generations of state."""
+    if board.storage is None:
+        raise InputError(f"commit: device {board.name} has no storage for two generations of state")
+    if board.is_volatile:
+        if board.flash is None or not board.flash.storage_bytes:
+            raise InputError(
+                f"commit: the storage of {board.name} forgets without power, and no [flash] of it "
+                "may take state; state its storage_bytes, or choose a device whose storage keeps "
+                "state"
+            )
+        return
+    unit_bytes = GenerationLayout.on(board).write_unit_bytes
+    if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
+        raise InputError(
+            f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
+            "of state that is read in place write a few numbers at a time; choose a device whose "
+            "write_unit_bytes is at most 4, or storage that is not memory-mapped"
+        )
+
+
+def min_weight_bytes(step: LoweredStep) -> int:
+    """Return the size of all numbers of a step that are not 0, which any tiles keep in flash [B].
+
+    Only slices of state that are zeros throughout are left out there.
+    """
+    steps = (step,) if step.inference is None else (step, step.inference)
+    return sum(
+        part.buffers[name].type.itemsize * int(np.count_nonzero(array))
+        for part in steps
+        for name, array in part.values.items()
+    )
+
+
+def check_weight_bytes(weight_bytes: int, device: Device) -> None:
+    """Raise `FlashError` if weights that train alone exceed the flash of a device."""
+    if device.flash is not None and weight_bytes > device.flash.size_bytes:
+        raise FlashError(
+            f"flash: first weights alone are {weight_bytes:,} B at least, and device "
+            f"{device.name} has {device.flash.size_bytes:,} B; take a smaller network, or a device "
+            "with more flash"
+        )
+
+
+def ram_refusal(
+    step: LoweredStep,
+    device: Device,
+    *,
+    ram_bytes: int,
+    reserved: int,
+    least: int,
+    tile_bytes: int | None,
+    paging: bool,
+    remedies: Iterable[str],
+) -> BudgetError:
+    """Return the error where one node of a step needs more RAM than tensors may use.
+
+    `least` is what that node needs [B], and `reserved` what inputs, stack and runtime take [B].
+    More RAM is advised up to that of the device; `remedies` are options that help.
+    """
+    whole, have = least + reserved, device.ram_bytes
+    tiles = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
+    advice = list(remedies)
+    if whole <= have:
+        amount = "give at least" if paging else "without paging give more than"
+        advice.insert(0, f"{amount} {whole:,} B")
+        remark = unit_remark(ram_bytes, whole)
+        known = ""
+    else:
+        remark = ""
+        known = f", {whole:,} B in all, and device {device.short_name} has {have:,} B"
+        if step.gradients:
+            advice.append("update the parameters by an optimizer: gradients are then in tiles too")
+        advice = advice or ["take a smaller network or batch, or a device with more RAM"]
+    return BudgetError(
+        f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved)} for inputs, stack and "
+        f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone of the "
+        f"step, {tiles}, needs {least:,} B{known}; {', or '.join(advice)}{remark}"
+    )
