@@ -36,7 +36,7 @@ from layered import random_layered
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
-from poetmodel.baselines.homes import all_in_ram, without_state
+from poetmodel.baselines.homes import all_in_ram, forward_only, without_state
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import (
@@ -118,6 +118,7 @@ _HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "d
     source="selective activation checkpointing by operator, torchtitan, 2024",
 )
 @all_in_ram
+@forward_only
 def selective(problem: Problem) -> Schedule:
     """Save the outputs of all heavy operators, or of every second, third or fourth one.
 

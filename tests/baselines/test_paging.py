@@ -22,7 +22,7 @@ from kit.worked import (
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr
-from poetmodel.baselines.homes import all_in_ram, all_on_storage, without_state
+from poetmodel.baselines.homes import all_in_ram, all_on_storage, forward_only, without_state
 from poetmodel.baselines.paging import (
     Gap,
     execute_gaps,
@@ -623,6 +623,20 @@ def test_better_schedule_counts_if_a_node_could_run_too_late(again, better):
     recomputed = [(names[t], names[k]) for t, k in found.R if t > k]
     safe = [("z", "m")] if better else []
     assert recomputed == ([("uw", "g")] if better and again == "uw" else safe)
+
+
+@pytest.mark.parametrize(("mark", "versions"), [(forward_only, 1), (lambda method: method, 2)])
+def test_method_that_recomputes_forward_nodes_alone_schedules_once(mark, versions):
+    """It gets the version of the graph in which every recomputation is in time."""
+    seen = []
+
+    @mark
+    def keep(plain):
+        seen.append(plain.graph.nodes[2].recomputable)
+        return checkpoint_all(plain.graph)
+
+    all_in_ram(keep)(kept_behind_an_update())
+    assert seen == [False, True][:versions]
 
 
 # -- nodes that write over an input which is read later --------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.engine import bisected
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import Schedule, simulate
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 @all_in_ram
+@forward_only
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 
@@ -130,6 +131,7 @@ MARGIN: Final = 4
 
 
 @all_in_ram
+@forward_only
 def rotor(problem: Problem) -> Schedule:
     """Recompute the steps of a chain with the least compute time, checkpoints staying to their use.
 

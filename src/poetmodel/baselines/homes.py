@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.engine import cheapest, last_resort
 from poetmodel.device import Costs
@@ -28,13 +28,23 @@ if TYPE_CHECKING:
     Scheduler = Callable[Concatenate[Problem, P], Schedule]
 
 
+FORWARD_ONLY: Final = "forward_only"
+"""Attribute of a method that recomputes forward nodes alone."""
+
+
+def forward_only(method: Scheduler[P]) -> Scheduler[P]:
+    """Mark a method that recomputes forward nodes alone: it needs one version of the graph."""
+    setattr(method, FORWARD_ONLY, True)
+    return method
+
+
 def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     """Make a method take graphs with state: all state is in RAM, and the rest is scheduled."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _with_homes(problem, state, lambda plain: method(plain, *options, **named))
+        return _with_homes(problem, state, _given(method, *options, **named))
 
     return schedule
 
@@ -44,9 +54,21 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return _with_homes(problem, (), lambda plain: method(plain, *options, **named))
+        return _with_homes(problem, (), _given(method, *options, **named))
 
     return schedule
+
+
+def _given(
+    method: Scheduler[P], *options: P.args, **named: P.kwargs
+) -> Callable[[Problem], Schedule]:
+    """Return a method with its options as a function of the problem."""
+
+    @wraps(method)
+    def rule(problem: Problem) -> Schedule:
+        return method(problem, *options, **named)
+
+    return rule
 
 
 def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
@@ -54,7 +76,7 @@ def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return best_homes(problem, (lambda plain: method(plain, *options, **named),))
+        return best_homes(problem, (_given(method, *options, **named),))
 
     return schedule
 
@@ -119,12 +141,13 @@ def _with_resident(
 
     The method schedules two problems: one in which every recomputation is in time, and one in which
     all nodes stay recomputable, whose schedule counts unless it runs a node too late. The better
-    schedule is returned.
+    schedule is returned. A method that is `forward_only` schedules the first one alone.
     """
     if not problem.graph.state_tensors:
         return method(problem)
     safe, free = (without_state(problem, resident, in_time=in_time) for in_time in (True, False))
-    choices = (safe,) if safe.graph == free.graph else (safe, free)
+    one = hasattr(method, FORWARD_ONLY) or safe.graph == free.graph
+    choices = (safe,) if one else (safe, free)
     rules = (partial(_placed, problem, resident, method, plain) for plain in choices)
     return cheapest(problem, rules)
 

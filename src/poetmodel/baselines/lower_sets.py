@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.baselines.engine import begin_of_backward, bisected, cheapest, droppable
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.baselines.paging import within_budget
 from poetmodel.baselines.saved_sets import recompute_once
 from poetmodel.clock import check_time_limit
@@ -38,6 +38,7 @@ LIMITS: Final = 32
 
 
 @all_in_ram
+@forward_only
 def lower_sets(problem: Problem, family: str = "") -> Schedule:
     """Recompute the segments between lower sets, chosen by a dynamic program.
 

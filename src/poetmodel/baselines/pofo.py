@@ -14,7 +14,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN, ChainTable, checkpointed
 from poetmodel.baselines.engine import bisected, cheapest
-from poetmodel.baselines.homes import in_best_homes
+from poetmodel.baselines.homes import forward_only, in_best_homes
 from poetmodel.baselines.paging import Overhead, eviction_costs, within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -58,6 +58,7 @@ class Action(StrEnum):
 
 
 @in_best_homes
+@forward_only
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 

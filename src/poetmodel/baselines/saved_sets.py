@@ -15,7 +15,7 @@ from poetmodel.baselines.engine import (
     last_forward_uses,
     retain,
 )
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -69,6 +69,7 @@ def keep_all(problem: Problem) -> Schedule:
 
 
 @all_in_ram
+@forward_only
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about the square root of the layers and recompute each segment between them once.
 
@@ -84,6 +85,7 @@ def chen_sqrt(problem: Problem) -> Schedule:
 
 
 @all_in_ram
+@forward_only
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment where its tensors exceed a threshold; take the quickest that fits the budget.
 
@@ -155,6 +157,7 @@ def _segmented(graph: Graph, plans: Iterable[Sequence[int]]) -> Iterator[Schedul
 
 
 @all_in_ram
+@forward_only
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass and recompute the others once.
 

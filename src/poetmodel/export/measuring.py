@@ -99,8 +99,8 @@ def emulated_profile(
         instructions=instructions,
         notes=(
             f"compute times: instructions of the exported code for a Cortex-{target.upper()}, "
-            f"counted by QEMU, {model.instructions_per_cycle:g} a cycle at {model.clock_hz / 1e6:g} MHz "
-            f"({model.origin}); {model.label}",
+            f"counted by QEMU, {model.instructions_per_cycle:g} a cycle at "
+            f"{model.clock_hz / 1e6:g} MHz ({model.origin}); {model.label}",
             f"compute energies: these times, {power_w:g} W",
             f"page costs: estimated for device {board.short_name}",
         ),
