@@ -124,6 +124,8 @@ class SolveResult:
     """How the formulation reduced a graph that it could not state as it is, in words."""
     backend: str = ""
     """Name of the back end."""
+    solver_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Options of the back end by its own names, as given."""
     method: str = "optimal"
     """Name of the method."""
     time_limit_s: float | None = None
@@ -295,6 +297,7 @@ class SolveResult:
                 "backend": self.backend,
                 "time_limit_s": self.time_limit_s,
                 "gap": self.requested_gap,
+                **({"solver_options": dict(self.solver_options)} if self.solver_options else {}),
             },
             "status": str(self.status),
             "violations": list(self.violations),

@@ -84,10 +84,11 @@ def _request(entry: Method, options: SolveOptions) -> Request:
             f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(known)}"
         )
     others = {"formulation", "start"}
-    for unusable in others if not entry.by_solver else ():
-        if options.get(unusable) is not None:
+    for unusable in (*sorted(others), "solver_options") if not entry.by_solver else ():
+        if options.get(unusable):
             raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
     stated: dict[str, Any] = {k: value for k, value in options.items() if k not in others}
+    stated["solver_options"] = dict(stated.get("solver_options") or {})
     return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
 
 

@@ -27,7 +27,6 @@ from poetmodel.errors import PoetModelError
 from poetmodel.files import installed
 from poetmodel.version import __version__
 
-SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """Base class of all usage errors; typer brings click along or imports it, by version."""
 
@@ -123,8 +122,10 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from poetmodel.backends.registry import solver_packages
+
         print(f"poetmodel {__version__}")
-        for package in SOLVERS:
+        for package in solver_packages():
             print(f"{package} {installed(package) or 'is not installed'}")
         raise typer.Exit
 

@@ -211,11 +211,12 @@ def _run(
         with live_line(problem, wanted=shown) as on_progress:
             stated: SolveOptions = {
                 "formulation": None if search.formulation is None else search.formulation.value,
-                "backend": search.backend.value,
+                "backend": search.backend,
                 "time_limit": limit_s,
                 "gap": search.gap,
                 "threads": search.threads,
                 "on_progress": on_progress,
+                "solver_options": search.solver_options,
             }
             if search.method == DEFAULT:
                 from poetmodel.solver import solve as find_best

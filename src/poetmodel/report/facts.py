@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.device.room import room_figures
 from poetmodel.files import installed
 from poetmodel.problem import OWN, Problem
@@ -35,8 +36,6 @@ CHOICES: Final = {
     Treatment.UNUSED: "never read",
 }
 """The decisions on tensors, as a report calls them."""
-_PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("gurobipy",)}
-"""The packages of each back end."""
 
 
 def facts(subject: Subject) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def _problem(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
     return {
         key: value
         for key, value in values.items()
-        if value or key not in {"constraints", "weights"}
+        if value or key not in {"constraints", "weights", "solver_options"}
     }
 
 
@@ -224,7 +223,9 @@ def _device(subject: Subject) -> dict[str, Any] | None:
 def _versions(subject: Subject) -> dict[str, str]:
     """Return the installed versions of poetmodel and of the packages of the back end."""
     stated = subject.document.problem
-    names = ("poetmodel", *_PACKAGES.get((stated and stated.backend) or "", ()))
+    backend = (stated and stated.backend) or ""
+    packages = (backend_class(backend).package,) if backend in backend_names() else ()
+    names = ("poetmodel", *packages)
     return {name: version for name in names if (version := installed(name))}
 
 
@@ -274,6 +275,11 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_option("--backend", stated.backend or None),
         *_option("--time-limit", stated.time_limit_s),
         *_option("--gap", stated.gap),
+        *(
+            word
+            for name, value in stated.solver_options.items()
+            for word in ("--solver-option", f"{name}={value}")
+        ),
         *("--out", sources.schedule),
     ]
 

@@ -144,6 +144,7 @@ class ProblemEntry(Strict):
     backend: str | None = None
     time_limit_s: Finite | None = None
     gap: Finite | None = None
+    solver_options: dict[str, bool | int | Finite | str] = {}
 
     def problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem, on the graph and the costs that it was stated for."""

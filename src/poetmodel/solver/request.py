@@ -12,8 +12,9 @@ from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, relative_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from poetmodel.backends import OptionValue
     from poetmodel.result import Moment
     from poetmodel.schedule import Schedule
 
@@ -63,6 +64,7 @@ class SearchOptions(TypedDict, total=False):
     seed: int
     start: Schedule | None
     on_progress: OnProgress | None
+    solver_options: Mapping[str, OptionValue] | None
 
 
 class SolveOptions(SearchOptions, total=False):
@@ -85,6 +87,8 @@ class Request:
     """Seed of everything random."""
     on_progress: OnProgress | None = None
     """Called with every better schedule and bound; returning False stops the solve."""
+    solver_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of the back end by its own names, for each of its solves."""
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
     started_s: float = field(default_factory=time.monotonic)
