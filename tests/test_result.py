@@ -370,7 +370,7 @@ def test_signatures_are_those_of_the_contract():
     """Keyword names that users write down in scripts."""
     assert list(inspect.signature(solve).parameters) == [
         "problem_or_model", "formulation", "backend", "time_limit", "gap", "threads", "seed",
-        "start", "on_progress",
+        "start", "on_progress", "solver_options",
     ]  # fmt: skip
     limits = {"ram", "deadline", "deadline_counts", "aux_bytes", "recompute"}
     assert {"graph", "costs", *limits} <= set(inspect.signature(pm.Problem).parameters)

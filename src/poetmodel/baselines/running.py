@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel import solver
-from poetmodel.baselines.registry import DEFAULT, Method, method
+from poetmodel.baselines.lookup import method
+from poetmodel.baselines.registry import DEFAULT, Method
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import (
     InputError,

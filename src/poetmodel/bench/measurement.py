@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import solver_packages
 from poetmodel.baselines import run as run_method
-from poetmodel.baselines.registry import method
+from poetmodel.baselines.lookup import method
 from poetmodel.bench.runs import Run, device_of, graph_of
 from poetmodel.device import Costs
 from poetmodel.errors import (

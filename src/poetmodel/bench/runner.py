@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from poetmodel.baselines.registry import method
+from poetmodel.baselines.lookup import method
 from poetmodel.bench.measurement import FAILED, Record, failure, measure
 from poetmodel.bench.store import RecordFile, Store
 from poetmodel.bench.workers import LocalProcesses

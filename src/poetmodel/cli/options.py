@@ -22,7 +22,8 @@ from typing import (
 import typer
 
 from poetmodel.backends.registry import backend_names
-from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.baselines.lookup import method
+from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import Variant
