@@ -18,7 +18,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, simulate
 from poetmodel.schedule.io import load_document
-from poetmodel.schedule.metrics import Place, metrics_at
+from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import explain_infeasible, find_limits
 
@@ -28,7 +28,7 @@ KEYS = [
     *("peak_ram_bytes", "compute_s", "transfer_s", "makespan_s", "build_s", "solve_s", "history"),
     *("nodes", "tensors"),
 ]
-STATED = [metric.key for metric in metrics_at(Place.FILE)]
+STATED = [metric.key for metric in metrics_at(Display.FILE)]
 SIMULATED = [
     *("peak_ram_bytes", "written_bytes", "read_bytes", "aux_used_bytes", "compute_s"),
     *("transfer_s", "makespan_s", "time_s", "baseline_energy_j"),

@@ -10,7 +10,7 @@ from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
-from poetmodel.schedule.metrics import Group, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.schedule.relations import (
     FORMAT,
     HISTORY,
@@ -354,7 +354,7 @@ class SolveResult:
         lasting = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
             groups = (*lasting, *_TIMES)
-            return {metric.key: None for metric in metrics_at(Place.FILE, *groups)}
+            return {metric.key: None for metric in metrics_at(Display.FILE, *groups)}
         room, device = self.room, self.problem.costs.device
         storage = None if device is None else device.storage
         wears = storage is not None and storage.endurance_cycles is not None
@@ -376,7 +376,7 @@ class SolveResult:
         }
         return {
             metric.key: claims[metric.key] if metric.of is None else metric.of(simulation)
-            for metric in metrics_at(Place.FILE, *groups)
+            for metric in metrics_at(Display.FILE, *groups)
         }
 
     def _energy_gap(self) -> float | None:

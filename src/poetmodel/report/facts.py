@@ -20,7 +20,7 @@ from poetmodel.schedule.decisions import (
     in_place_uses,
     saved_in_place_bytes,
 )
-from poetmodel.schedule.metrics import Group, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ def facts(subject: Subject) -> dict[str, Any]:
     stated = subject.document.problem
 
     def metrics(*groups: Group) -> dict[str, Any]:
-        return document(metric_facts(Place.REPORT, simulation, *groups, timed=timed))
+        return document(metric_facts(Display.REPORT, simulation, *groups, timed=timed))
 
     return {
         "label": subject.label,
@@ -72,7 +72,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         **metrics(Group.WEAR),
         **{
             metric.key: subject.document.stated.get(metric.key)
-            for metric in metrics_at(Place.REPORT, Group.EFFORT)
+            for metric in metrics_at(Display.REPORT, Group.EFFORT)
         },
         "constraints": [constraint.to_dict() for constraint in subject.constraints],
         "binding": _binding(subject),

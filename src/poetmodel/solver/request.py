@@ -54,7 +54,7 @@ class SolveProgress:
         return relative_gap(self.incumbent, self.bound)
 
 
-class SearchOptions(TypedDict, total=False):
+class SearchKeywords(TypedDict, total=False):
     """Keywords of `poetmodel.solve` that functions above pass on, without its time limit."""
 
     formulation: str | None
@@ -67,7 +67,7 @@ class SearchOptions(TypedDict, total=False):
     solver_options: Mapping[str, OptionValue] | None
 
 
-class SolveOptions(SearchOptions, total=False):
+class SolveKeywords(SearchKeywords, total=False):
     """Keywords of `poetmodel.solve`."""
 
     time_limit: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetmodel.export.exporting import ExportOptions, export_step
+from poetmodel.export.exporting import ExportKeywords, export_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -28,7 +28,7 @@ def export(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
     infer: bool = False,
-    **options: Unpack[ExportOptions],
+    **options: Unpack[ExportKeywords],
 ) -> Deployment:
     """Write a training step as a folder of C that builds for the host and for a Cortex-M.
 
