@@ -7,7 +7,7 @@ import random
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph.structure import Graph, Node, operation
+from poetmodel.graph import Graph, Node, operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError
-from poetmodel.graph.structure import Graph, Phase, operation
+from poetmodel.graph import Graph, Phase, operation
 from poetmodel.graph.zoo.declaration import require_counts
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Put what components and methods say of themselves into the pages.
 
 ``docs/concepts/formulations.md`` lists the components of each formulation, and the site's reference
-has them in full; ``docs/baselines.md`` has the methods of earlier work. ``python
+has them in full; ``docs/baselines.md`` has the methods of earlier work,
+``docs/reference/cli.md`` the back ends. ``python
 scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes nothing and exits 1 if a
 page is not current.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from blocks import main_of, replace_block, table
+from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines import METHODS
 from poetmodel.model.aggregated import LAZY
 from poetmodel.model.compact import COMPACT
@@ -25,6 +27,7 @@ from poetmodel.model.unreduced import UNREDUCED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from poetmodel.backends import Capabilities
     from poetmodel.baselines import Method
     from poetmodel.model import Component, Formulation
 
@@ -34,6 +37,9 @@ PAGE: Final = DOCS / "concepts" / "formulations.md"
 
 METHODS_PAGE: Final = DOCS / "baselines.md"
 """The page with the table of methods."""
+
+COMMANDS_PAGE: Final = DOCS / "reference" / "cli.md"
+"""The page with the table of back ends."""
 
 FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
 """In the order of the page."""
@@ -103,6 +109,31 @@ def methods_page(text: str) -> str:
     return replace_block(text, "methods", "\n\n".join(map(_told, METHODS.values())))
 
 
+def backends_page(text: str) -> str:
+    """Return the page of commands with what the built-in back ends declare."""
+    rows = [
+        (f"`{name}`", kind.display_name, f"`{kind.remedy}`", *_abilities(kind.capabilities))
+        for name in backend_names()
+        for kind in (backend_class(name),)
+    ]
+    heads = (
+        "back end",
+        "solver",
+        "install with",
+        "start values",
+        "callbacks",
+        "threads",
+        "licence",
+    )
+    return replace_block(text, "backends", table(heads, rows))
+
+
+def _abilities(able: Capabilities) -> tuple[str, ...]:
+    size = able.licence_free_size
+    licence = "" if size is None else f"its own allows {size:,} variables and {size:,} rows"
+    return (_word(able.starts), _word(able.callbacks), _word(able.threads), licence)
+
+
 def _word(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
@@ -121,7 +152,7 @@ def _told(entry: Method) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the pages; return the exit status."""
-    pages = {PAGE: page, METHODS_PAGE: methods_page}
+    pages = {PAGE: page, METHODS_PAGE: methods_page, COMMANDS_PAGE: backends_page}
 
     def current() -> dict[Path, str]:
         return {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()}

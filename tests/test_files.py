@@ -22,7 +22,7 @@ from poetmodel.errors import (
     PlanError,
     ScheduleError,
 )
-from poetmodel.graph.io import load_graph
+from poetmodel.graph import Graph
 from poetmodel.plan import Plan
 from poetmodel.problem import Problem
 from poetmodel.problem.io import load_constraints
@@ -162,7 +162,7 @@ def test_bytes_are_written_and_read_as_they_are(tmp_path):
 GRAPH = skip_graph()
 COSTS = even_costs(GRAPH)
 READERS = {
-    "x.graph.json": (load_graph, GraphError),
+    "x.graph.json": (Graph.load, GraphError),
     "x.schedule.json": (Schedule.load, ScheduleError),
     "x.plan.json": (Plan.load, PlanError),
     "x.toml": (Device.load, DeviceError),

@@ -18,7 +18,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, simulate
 from poetmodel.schedule.io import load_document
-from poetmodel.schedule.metrics import Place, metrics_at
+from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import explain_infeasible, find_limits
 
@@ -28,7 +28,7 @@ KEYS = [
     *("peak_ram_bytes", "compute_s", "transfer_s", "makespan_s", "build_s", "solve_s", "history"),
     *("nodes", "tensors"),
 ]
-STATED = [metric.key for metric in metrics_at(Place.FILE)]
+STATED = [metric.key for metric in metrics_at(Display.FILE)]
 SIMULATED = [
     *("peak_ram_bytes", "written_bytes", "read_bytes", "aux_used_bytes", "compute_s"),
     *("transfer_s", "makespan_s", "time_s", "baseline_energy_j"),
@@ -370,7 +370,7 @@ def test_signatures_are_those_of_the_contract():
     """Keyword names that users write down in scripts."""
     assert list(inspect.signature(solve).parameters) == [
         "problem_or_model", "formulation", "backend", "time_limit", "gap", "threads", "seed",
-        "start", "on_progress",
+        "start", "on_progress", "solver_options",
     ]  # fmt: skip
     limits = {"ram", "deadline", "deadline_counts", "aux_bytes", "recompute"}
     assert {"graph", "costs", *limits} <= set(inspect.signature(pm.Problem).parameters)

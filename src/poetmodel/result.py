@@ -10,7 +10,7 @@ from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
-from poetmodel.schedule.metrics import Group, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.schedule.relations import (
     FORMAT,
     HISTORY,
@@ -124,6 +124,8 @@ class SolveResult:
     """How the formulation reduced a graph that it could not state as it is, in words."""
     backend: str = ""
     """Name of the back end."""
+    solver_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Options of the back end by its own names, as given."""
     method: str = "optimal"
     """Name of the method."""
     time_limit_s: float | None = None
@@ -295,6 +297,7 @@ class SolveResult:
                 "backend": self.backend,
                 "time_limit_s": self.time_limit_s,
                 "gap": self.requested_gap,
+                **({"solver_options": dict(self.solver_options)} if self.solver_options else {}),
             },
             "status": str(self.status),
             "violations": list(self.violations),
@@ -351,7 +354,7 @@ class SolveResult:
         lasting = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
             groups = (*lasting, *_TIMES)
-            return {metric.key: None for metric in metrics_at(Place.FILE, *groups)}
+            return {metric.key: None for metric in metrics_at(Display.FILE, *groups)}
         room, device = self.room, self.problem.costs.device
         storage = None if device is None else device.storage
         wears = storage is not None and storage.endurance_cycles is not None
@@ -373,7 +376,7 @@ class SolveResult:
         }
         return {
             metric.key: claims[metric.key] if metric.of is None else metric.of(simulation)
-            for metric in metrics_at(Place.FILE, *groups)
+            for metric in metrics_at(Display.FILE, *groups)
         }
 
     def _energy_gap(self) -> float | None:

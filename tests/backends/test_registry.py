@@ -2,20 +2,31 @@
 
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kit.instances import scarce_problem
-from poetmodel.backends import Limits, RawSolution, SolverStatus, backend
+from poetmodel.backends import (
+    Limits,
+    RawSolution,
+    SolverStatus,
+    backend,
+    backend_class,
+    backend_names,
+)
 from poetmodel.backends.call import SolverCall
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import Highs, _is_misfit, fresh_scheduler
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError, InputError
 from poetmodel.model import build
+
+ROOT = Path(__file__).parents[2]
 
 
 def printed(script):
@@ -36,6 +47,17 @@ def test_unknown_name_is_refused(name):
     """An unknown name is an input error that lists the known ones."""
     with pytest.raises(InputError, match=f"backend '{name}': expected one of highs, scip, gurobi"):
         backend(name)
+
+
+def test_optional_back_ends_have_an_extra_of_their_name():
+    """The remedy of each names it; that of the default one is its requirement."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for name in backend_names():
+        kind = backend_class(name)
+        required = project["dependencies"] if name == "highs" else extras[name]
+        (stated,) = (text for text in required if text.startswith(f"{kind.package}>="))
+        assert (stated if name == "highs" else f"poetmodel[{name}]") in kind.remedy
 
 
 def test_no_solver_is_loaded_before_it_is_used():

@@ -10,7 +10,7 @@ from kit.commands import BOARD_FILE, CHAIN, invoke
 from poetmodel.plan.io import load_document as load_plan
 from poetmodel.schedule import metrics
 from poetmodel.schedule.io import load_document
-from poetmodel.schedule.metrics import METRICS, Group, Metric, MetricUnit, Place, metrics_at
+from poetmodel.schedule.metrics import METRICS, Display, Group, Metric, MetricUnit, metrics_at
 from poetmodel.sweeps.measurement import measure
 from poetmodel.sweeps.runs import Run
 from poetmodel.sweeps.tables import rows
@@ -30,8 +30,8 @@ def added(monkeypatch, key, of, unit=MetricUnit.COUNT, group=Group.MEMORY):
         meaning="made up for a test",
         group=group,
         of=of,
-        stated=frozenset(Place),
-        listed=frozenset(Place),
+        stated=frozenset(Display),
+        listed=frozenset(Display),
     )
     monkeypatch.setattr(metrics, "METRICS", (*METRICS, new))
 
@@ -107,7 +107,7 @@ def _of_plans(metric):
     """Return a metric; the artificial one is of plans alone."""
     if metric.key != "idle_s":
         return metric
-    plans = frozenset({Place.PLAN_FILE, Place.PLAN, Place.VERIFY_PLAN})
+    plans = frozenset({Display.PLAN_FILE, Display.PLAN, Display.VERIFY_PLAN})
     return Metric(
         **{name: getattr(metric, name) for name in ("key", "name", "unit", "meaning", "group")},
         of=metric.of,
@@ -138,7 +138,7 @@ def test_keys_are_unique_and_their_units_are_in_their_names():
 
 def test_a_place_shows_the_metrics_that_name_it():
     """Of all groups, or of some."""
-    for place in Place:
+    for place in Display:
         shown = metrics_at(place)
         assert shown
         assert set(shown) == {m for m in METRICS if place in m.stated | m.listed}

@@ -13,12 +13,10 @@ from hypothesis import given
 from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Tensor, operation
-from poetmodel.graph.conversion import from_networkx, to_networkx
+from poetmodel.graph.conversion import to_networkx
 from poetmodel.graph.io import (
     canonical_json,
-    graph_from_dict,
     graph_to_dict,
-    load_graph,
     save_graph,
 )
 
@@ -45,7 +43,7 @@ def document(*nodes, **changes):
 def faults_of(content):
     """Return the faults of a document, less its name in front."""
     with pytest.raises(GraphError) as caught:
-        graph_from_dict(content, source="g.json")
+        Graph.from_dict(content, source="g.json")
     assert all(fault.startswith("g.json: ") for fault in caught.value.faults)
     return [fault.removeprefix("g.json: ") for fault in caught.value.faults]
 
@@ -64,7 +62,7 @@ def test_the_example_of_the_format_is_read(tmp_path):
     """
     path = tmp_path / "two.graph.json"
     path.write_text(text)
-    assert load_graph(path) == Graph(
+    assert Graph.load(path) == Graph(
         name="two",
         batch_size=3,
         dtype="int8",
@@ -87,19 +85,19 @@ def test_the_example_of_the_format_is_read(tmp_path):
             ),
         ),
     )
-    assert Graph.load(path) == load_graph(str(path))
+    assert Graph.load(path) == Graph.load(str(path))
 
 
 def test_what_may_be_left_out_has_its_default():
     """Only name and nodes, and five keys of a node, are needed; nothing is shared."""
-    graph = graph_from_dict(document(node(), node("b", output_bytes=None, outputs=[])))
+    graph = Graph.from_dict(document(node(), node("b", output_bytes=None, outputs=[])))
     assert (graph.batch_size, graph.dtype, graph.resident_bytes) == (1, "float32", {})
     assert (graph.parameters, graph.forward_macs) == (None, None)
     first, second = graph.nodes
     assert (first.workspace_bytes, first.flops, first.bytes_moved) == (0, 0, None)
     assert (first.recomputable, first.on_aux) == (True, False)
     assert second.outputs == ()
-    graph = graph_from_dict(document(resident_bytes={"optimizer": 1}))
+    graph = Graph.from_dict(document(resident_bytes={"optimizer": 1}))
     content = graph_to_dict(graph, defaults=True)
     content["resident_bytes"]["optimizer"] = 2
     content["nodes"][0]["inputs"].append("x")
@@ -112,12 +110,12 @@ def test_nothing_is_lost(graph, tmp_path_factory):
     """A graph comes back from dictionary, canonical text, file, digraph, pickle and copy."""
     path = tmp_path_factory.mktemp("graph") / "g.graph.json"
     graph.save(path)
-    loaded = load_graph(path)
-    assert graph_from_dict(graph_to_dict(graph)) == graph
-    assert graph_from_dict(graph_to_dict(graph, defaults=True)) == graph
-    assert graph_from_dict(json.loads(canonical_json(graph))) == graph
+    loaded = Graph.load(path)
+    assert Graph.from_dict(graph_to_dict(graph)) == graph
+    assert Graph.from_dict(graph_to_dict(graph, defaults=True)) == graph
+    assert Graph.from_dict(json.loads(canonical_json(graph))) == graph
     assert (loaded, loaded.sha256) == (graph, graph.sha256)
-    assert from_networkx(to_networkx(graph)) == graph
+    assert Graph.from_networkx(to_networkx(graph)) == graph
     assert pickle.loads(pickle.dumps(graph)) == graph  # noqa: S301
     assert copy.deepcopy(graph) == graph
 
@@ -150,13 +148,13 @@ def test_canonical_text_is_as_specified():
     assert canonical_json(graph) == expected
     assert graph.sha256 == hashlib.sha256(expected.encode()).hexdigest()
     spelled = node(workspace_bytes=0, flops=0, recomputable=True, on_aux=False)
-    plain = graph_from_dict(document()).sha256
-    assert graph_from_dict(document(spelled, batch_size=1, dtype="float32")).sha256 == plain
-    assert graph_from_dict(document(node(flops=1))).sha256 != plain
-    assert graph_from_dict(document(node(bytes_moved=0))).sha256 != plain
+    plain = Graph.from_dict(document()).sha256
+    assert Graph.from_dict(document(spelled, batch_size=1, dtype="float32")).sha256 == plain
+    assert Graph.from_dict(document(node(flops=1))).sha256 != plain
+    assert Graph.from_dict(document(node(bytes_moved=0))).sha256 != plain
     for name in ("a", "t"):  # the one tensor of the node's name may be listed
         listed = node(output_bytes=None, outputs=[{"name": name, "bytes": 4}])
-        assert (graph_from_dict(document(listed)).sha256 == plain) == (name == "a")
+        assert (Graph.from_dict(document(listed)).sha256 == plain) == (name == "a")
 
 
 @given(graphs(), graphs())
@@ -181,7 +179,7 @@ def test_what_is_no_graph_file_is_one_plain_error(tmp_path, content, message):
     path = tmp_path / "g.graph.json"
     path.write_bytes(content)
     with pytest.raises(GraphError) as caught:
-        load_graph(path)
+        Graph.load(path)
     (fault,) = caught.value.faults
     assert fault.startswith(f"{path}: ")
     assert message in fault
@@ -237,7 +235,7 @@ def test_a_key_that_comes_twice_is_a_fault(tmp_path):
         + '"outputs": [{"name": "t", "bytes": 1, "bytes": 2}], "flops": -1}]}'
     )
     with pytest.raises(GraphError) as caught:
-        load_graph(path)
+        Graph.load(path)
     assert [fault.removeprefix(f"{path}: ") for fault in caught.value.faults] == [
         *(
             f"{key}: the key comes twice in one object"
@@ -331,7 +329,7 @@ def test_attributes_are_the_keys_of_the_file(norm):
     shuffled = nx.DiGraph(**digraph.graph)
     shuffled.add_nodes_from(reversed(list(digraph.nodes(data=True))))
     shuffled.add_edges_from(reversed(list(digraph.edges(data=True))))
-    assert from_networkx(shuffled) == norm
+    assert Graph.from_networkx(shuffled) == norm
     digraph = norm.to_networkx()
     digraph.graph["resident_bytes"]["optimizer"] = 0
     digraph.nodes["norm"]["outputs"][0]["bytes"] = 0
@@ -344,7 +342,7 @@ def test_a_plain_digraph_needs_sizes_only():
 
     Keys become names by their text, and NumPy's integers are integers.
     """
-    graph = from_networkx(plain(("c", "a"), ("a", "b")))
+    graph = Graph.from_networkx(plain(("c", "a"), ("a", "b")))
     assert graph == Graph(
         name="graph",
         nodes=(
@@ -353,15 +351,15 @@ def test_a_plain_digraph_needs_sizes_only():
             operation("b", output_bytes=4, inputs=["a"]),
         ),
     )
-    assert [n.name for n in from_networkx(plain(("b", "c"))).nodes] == ["a", "b", "c"]
+    assert [n.name for n in Graph.from_networkx(plain(("b", "c"))).nodes] == ["a", "b", "c"]
     # What is read comes in the order in which edges were added.
-    assert from_networkx(plain(("b", "c"), ("a", "c"))).nodes[2].inputs == ("b", "a")
+    assert Graph.from_networkx(plain(("b", "c"), ("a", "c"))).nodes[2].inputs == ("b", "a")
     assert Graph.from_networkx(plain()).n_edges == 0
     digraph = nx.DiGraph(name="mine", batch_size=np.int32(2))
     digraph.add_node(1, output_bytes=np.int64(4), op="conv2d", flops=np.int64(9))
     digraph.add_node((2, "b"), outputs=({"name": "t", "bytes": np.int16(1)},), phase="loss")
     digraph.add_edge(1, (2, "b"))
-    graph = from_networkx(digraph)
+    graph = Graph.from_networkx(digraph)
     assert (graph.name, graph.batch_size) == ("mine", 2)
     assert graph.nodes[0] == operation("1", output_bytes=4, op="conv2d", flops=9)
     assert (graph.nodes[1].name, graph.nodes[1].inputs) == ("(2, 'b')", ("1",))
@@ -373,21 +371,21 @@ def test_edges_say_which_of_several_outputs_is_read():
     digraph = plain(sizes="c")
     digraph.add_node("n", outputs=[{"name": "y", "bytes": 1}, {"name": "m", "bytes": 1}])
     digraph.add_edge("n", "c", tensors=["m"])
-    assert from_networkx(digraph).nodes[1].inputs == ("m",)
+    assert Graph.from_networkx(digraph).nodes[1].inputs == ("m",)
     del digraph.edges["n", "c"]["tensors"]
-    assert from_networkx(digraph).nodes[1].inputs == ("y", "m")
+    assert Graph.from_networkx(digraph).nodes[1].inputs == ("y", "m")
 
 
 def test_a_cycle_is_named(told):
     """A cycle is an error that names its nodes, with or without an index."""
     digraph = plain(("a", "b"), ("b", "c"), ("c", "a"))
     with told.raises(GraphError):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
     nx.set_node_attributes(digraph, {"a": 0, "b": 1, "c": 2}, "index")
     with told.raises(GraphError, "second"):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
     with pytest.raises(GraphError, match="cycle: a -> a"):
-        from_networkx(plain(("a", "a")))
+        Graph.from_networkx(plain(("a", "a")))
 
 
 def test_an_index_is_kept_as_far_as_edges_allow():
@@ -402,7 +400,7 @@ def test_an_index_is_kept_as_far_as_edges_allow():
         for key, data in digraph.nodes(data=True):
             data.pop("index")
             data.update({"index": indices[key]} if key in indices else {})
-        assert "".join(node.name for node in from_networkx(digraph).nodes) == order
+        assert "".join(node.name for node in Graph.from_networkx(digraph).nodes) == order
 
 
 def test_inputs_and_edges_must_agree(norm, told):
@@ -410,11 +408,11 @@ def test_inputs_and_edges_must_agree(norm, told):
     digraph = norm.to_networkx()
     digraph.remove_edge("x", "use")
     with told.raises(GraphError):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
     digraph = norm.to_networkx()
     digraph.edges["norm", "use"]["tensors"] = ("d", "y", "m")
     with told.raises(GraphError, "second"):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
 
 
 def test_edges_bring_what_a_node_makes(told):
@@ -422,7 +420,7 @@ def test_edges_bring_what_a_node_makes(told):
     digraph = plain()
     digraph.add_edge("a", "b", tensors=["q"])
     with told.raises(GraphError):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
 
 
 def test_what_a_graph_cannot_hold_is_refused(told):
@@ -430,21 +428,21 @@ def test_what_a_graph_cannot_hold_is_refused(told):
     digraph = plain()
     digraph.nodes["a"]["workspace"] = 1
     with pytest.raises(GraphError, match=r"\('a'\)\.workspace: unknown key"):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
     digraph = plain()
     digraph.graph["colour"] = "red"
     with told.raises(GraphError):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
     digraph = plain()
     digraph.add_node("d")
     with told.raises(GraphError, "no size"):
-        from_networkx(digraph)
+        Graph.from_networkx(digraph)
 
 
 @pytest.mark.parametrize("other", [nx.Graph(), nx.MultiDiGraph(), "a graph", None])
 def test_only_a_digraph_is_taken(other, told):
     """Undirected graphs, multigraphs and anything else are refused; an empty one is too small."""
     with told.raises(GraphError):
-        from_networkx(other)
+        Graph.from_networkx(other)
     with pytest.raises(GraphError, match="at least 1 node"):
-        from_networkx(nx.DiGraph())
+        Graph.from_networkx(nx.DiGraph())

@@ -20,8 +20,8 @@ from poetmodel.graph import (
     inference_profile,
     operation,
 )
-from poetmodel.graph.conversion import from_networkx, to_networkx
-from poetmodel.graph.io import canonical_json, graph_from_dict, graph_to_dict
+from poetmodel.graph.conversion import to_networkx
+from poetmodel.graph.io import canonical_json, graph_to_dict
 
 
 def step(*changed):
@@ -49,7 +49,7 @@ def document(**changes):
 def fault(content):
     """Return the one fault of a document."""
     with pytest.raises(GraphError) as caught:
-        graph_from_dict(content)
+        Graph.from_dict(content)
     (found,) = caught.value.faults
     return found.removeprefix("graph: ")
 
@@ -95,10 +95,10 @@ def test_nothing_is_lost(seed, tmp_path):
     path = tmp_path / "step.graph.json"
     graph.save(path)
     for again in (
-        graph_from_dict(graph_to_dict(graph)),
-        graph_from_dict(graph_to_dict(graph, defaults=True)),
-        graph_from_dict(json.loads(canonical_json(graph))),
-        from_networkx(to_networkx(graph)),
+        Graph.from_dict(graph_to_dict(graph)),
+        Graph.from_dict(graph_to_dict(graph, defaults=True)),
+        Graph.from_dict(json.loads(canonical_json(graph))),
+        Graph.from_networkx(to_networkx(graph)),
         Graph.load(path),
         pickle.loads(pickle.dumps(graph)),  # noqa: S301 - its own bytes
         replace(graph),
@@ -128,10 +128,10 @@ def test_file_is_of_version_2_and_short():
     assert (plain.version, plain.state_tensors, dict(plain.replacement_of)) == (1, (), {})
     assert graph_to_dict(plain)["version"] == 1
     assert "in_place" not in canonical_json(plain)
-    assert graph_from_dict({**graph_to_dict(plain), "version": 2}) == plain
+    assert Graph.from_dict({**graph_to_dict(plain), "version": 2}) == plain
     empty = {**graph_to_dict(plain), "version": 2}
     empty["nodes"][0]["in_place"] = {}
-    assert graph_from_dict(empty).sha256 == plain.sha256
+    assert Graph.from_dict(empty).sha256 == plain.sha256
 
 
 def test_pairs_are_the_same_in_any_order():
@@ -239,7 +239,7 @@ def test_pairs_are_the_same_in_any_order():
 def test_each_fault_of_state_names_its_place(changes, message):
     """Each is a sentence that names node and field."""
     with pytest.raises(GraphError) as caught:
-        graph_from_dict(document(**changes))
+        Graph.from_dict(document(**changes))
     found = [each.removeprefix("graph: ") for each in caught.value.faults]
     assert len(found) == len(message.split("|")), found
     for each, wanted in zip(found, message.split("|"), strict=True):
@@ -276,7 +276,7 @@ def test_state_made_in_python_computes_nothing(name, told):
 def test_version_1_has_no_key_of_version_2():
     """Each node that needs version 2 is named, with its keys."""
     with pytest.raises(GraphError) as caught:
-        graph_from_dict({**document(), "version": 1})
+        Graph.from_dict({**document(), "version": 1})
     assert [each.removeprefix("graph: ") for each in caught.value.faults] == [
         "nodes[1] ('w'): phase: needs \"version\": 2, the file says 1",
         "nodes[2] ('y'): in_place: needs \"version\": 2, the file says 1",

@@ -3,7 +3,7 @@
 from kit.commands import training_step
 from kit.worked import bench_device
 from poetmodel.device import Costs, StorageMode
-from poetmodel.graph.io import graph_from_dict
+from poetmodel.graph import Graph
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
@@ -19,7 +19,7 @@ def training_problem(ram):
 
     With 900 B of RAM w2 is resident and w1 lies on storage, with 1,140 B everything is kept.
     """
-    graph = graph_from_dict(training_step())
+    graph = Graph.from_dict(training_step())
     return Problem(graph, Costs.estimate(graph, bench_device()), ram=ram)
 
 

@@ -16,7 +16,7 @@ from poetmodel.plan.io import load_document, parse_document
 from poetmodel.plan.listing import plan_listing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.homes import Homes
-from poetmodel.schedule.metrics import Place, simulated_metrics
+from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.schedule.relations import dump
 from poetmodel.units import ESTIMATES
 
@@ -109,7 +109,7 @@ def test_saved_plan_is_loaded_again(tmp_path):
     assert Plan.load(path) == made()
     read = load_document(path)
     assert read.plan.identity == made().identity
-    assert read.stated == simulated_metrics(Place.PLAN_FILE, check)
+    assert read.stated == simulated_metrics(Display.PLAN_FILE, check)
     made().save(path)
     assert Plan.load(path) == made()
     assert set(load_document(path).stated.values()) == {None}

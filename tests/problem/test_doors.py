@@ -10,11 +10,11 @@ from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.baselines import run
 from poetmodel.cli.options import LimitOptions
 from poetmodel.explore.choice import Catalogue, ExplorerChoice
-from poetmodel.export.exporting import ExportOptions, export_step
+from poetmodel.export.exporting import ExportKeywords, export_step
 from poetmodel.problem import Problem
 from poetmodel.schedule.io import ProblemEntry
 from poetmodel.solver import fit_arena, solve
-from poetmodel.solver.request import SearchOptions, SolveOptions
+from poetmodel.solver.request import SearchKeywords, SolveKeywords
 
 LIMITS = {
     "ram_budget_bytes": 30,
@@ -96,10 +96,12 @@ def test_a_replaced_field_is_resolved_anew():
 def test_keywords_are_declared_once():
     """The typed keywords of each door are those of the function that takes them."""
     of_solve = [*signature(solve).parameters][1:]
-    assert sorted(SolveOptions.__annotations__) == sorted(of_solve)
-    assert set(SolveOptions.__annotations__) - set(SearchOptions.__annotations__) == {"time_limit"}
+    assert sorted(SolveKeywords.__annotations__) == sorted(of_solve)
+    assert set(SolveKeywords.__annotations__) - set(SearchKeywords.__annotations__) == {
+        "time_limit"
+    }
     of_export = set(signature(export_step).parameters) - {"step", "folder", "infer"}
-    assert set(ExportOptions.__annotations__) == of_export
+    assert set(ExportKeywords.__annotations__) == of_export
     for door in (run, fit_arena):
         assert "Unpack" in str(signature(door).parameters["options"].annotation)
 

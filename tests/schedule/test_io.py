@@ -12,10 +12,10 @@ from poetmodel.errors import ScheduleError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all
 from poetmodel.schedule.io import load_document, parse_document
-from poetmodel.schedule.metrics import Place, metrics_at
+from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.schedule.relations import dump
 
-STATED = [metric.key for metric in metrics_at(Place.FILE)]
+STATED = [metric.key for metric in metrics_at(Display.FILE)]
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import LicenceError
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
-from poetmodel.graph.io import graph_from_dict
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.problem import OWN, Constraint, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
@@ -285,7 +284,7 @@ KEPT = ("scaled rows/1276", "rows/4405")
 
 def problem_of(case):
     """Return the problem of a line of the file."""
-    graph, given = graph_from_dict(case["graph"], source=case["name"]), case["device"]
+    graph, given = Graph.from_dict(case["graph"], source=case["name"]), case["device"]
     costs = costs_of(
         graph,
         [time_s for time_s, _ in case["compute"]],

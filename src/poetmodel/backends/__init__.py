@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from poetmodel.backends.protocol import (
     BackendProgress,
+    Capabilities,
     Limits,
     OptionValue,
     RawSolution,
     SolverStatus,
 )
-from poetmodel.backends.registry import backend, backend_names
+from poetmodel.backends.registry import backend, backend_class, backend_names, register
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import check_docstrings
 
 __all__ = [
     "BackendProgress",
+    "Capabilities",
     "Limits",
     "OptionValue",
     "RawSolution",
     "SolverStatus",
     "backend",
+    "backend_class",
     "backend_names",
+    "register",
     "run_interruptibly",
 ]
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from poetmodel.backends.call import SolverCall, finite
-from poetmodel.backends.protocol import OptionValue, RawSolution, SolverStatus
+from poetmodel.backends.protocol import Capabilities, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.errors import BackendError, LicenceError, UnknownOptionError
 
@@ -58,6 +59,24 @@ class Gurobi(Solver):
     name = "gurobi"
     package = "gurobipy"
     remedy = 'pip install "poetmodel[gurobi]"'
+    display_name = "Gurobi"
+    capabilities = Capabilities(licence_free_size=2_000)
+    statuses = STATUS
+    managed_options = MappingProxyType(
+        {
+            "TimeLimit": "time_limit",
+            "Threads": "threads",
+            "Seed": "seed",
+            "MIPGap": "gap",
+            "MIPGapAbs": "gap",
+            "OutputFlag": "log",
+            "LogToConsole": "log",
+            "LogFile": "log",
+        }
+    )
+    node_limit_option = "NodeLimit"
+    gap_option = "MIPGap"
+    options_page = "https://docs.gurobi.com/projects/optimizer/en/current/reference/parameters.html"
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of Gurobi and of gurobipy."""
@@ -133,8 +152,7 @@ def _set(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
     except (gurobipy.GurobiError, TypeError) as error:
         raise UnknownOptionError(
             f"backend 'gurobi': does not know the option {name!r}, or refuses {value!r} for it "
-            f"({error}); see https://docs.gurobi.com/projects/optimizer/en/current/reference/"
-            "parameters.html"
+            f"({error}); see {Gurobi.options_page}"
         ) from error
 
 
@@ -189,8 +207,9 @@ def _failure(gurobipy: Any, error: Any, model: Any) -> BackendError:
     """Return our error for one of Gurobi's during a solve."""
     codes = gurobipy.GRB.Error
     if error.errno == codes.SIZE_LIMIT_EXCEEDED:
+        most = Gurobi.capabilities.licence_free_size or 0
         return LicenceError(
-            "backend 'gurobi': the size-limited licence allows 2,000 variables and 2,000 "
+            f"backend 'gurobi': the size-limited licence allows {most:,} variables and {most:,} "
             f"constraints, this model has {model.NumVars:,} and {model.NumConstrs:,}; "
             "choose --backend highs, or install a full licence"
         )

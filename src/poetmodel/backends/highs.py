@@ -43,6 +43,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -125,6 +126,23 @@ class Highs(Solver):
     name = "highs"
     package = "highspy"
     remedy = 'pip install "highspy>=1.15"'
+    display_name = "HiGHS"
+    statuses = STATUS
+    managed_options = MappingProxyType(
+        {
+            "time_limit": "time_limit",
+            "threads": "threads",
+            "random_seed": "seed",
+            "mip_rel_gap": "gap",
+            "mip_abs_gap": "gap",
+            "output_flag": "log",
+            "log_to_console": "log",
+            "log_file": "log",
+        }
+    )
+    node_limit_option = "mip_max_nodes"
+    gap_option = "mip_rel_gap"
+    options_page = "https://ergo-code.github.io/HiGHS/stable/options/definitions/"
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of HiGHS and of highspy."""
@@ -346,7 +364,7 @@ def _set(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
     if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
         raise UnknownOptionError(
             f"backend 'highs': does not know the option {name!r}, or refuses {value!r} for it; "
-            "see https://ergo-code.github.io/HiGHS/stable/options/definitions/"
+            f"see {Highs.options_page}"
         )
 
 

@@ -102,6 +102,28 @@ class BackendProgress:
     """The new best solution, integers rounded; None where this call does not bring a new one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a back end can do, beside solving a model to its end."""
+
+    integers: bool = True
+    """Solves models with integers; all solve linear ones."""
+    starts: bool = True
+    """Begins from values that it is given, and tells whether it could use them."""
+    callbacks: bool = True
+    """Reports solutions and bounds on the way, and stops when it is told to."""
+    cutoffs: bool = True
+    """Honours `Limits.objective_stop` and `Limits.objective_cutoff`."""
+    absolute_gap: bool = True
+    """Honours `Limits.abs_gap`."""
+    log: bool = True
+    """Passes its log on."""
+    threads: bool = True
+    """Uses more than one thread."""
+    licence_free_size: int | None = None
+    """Columns and rows that the licence in its package allows each; None if there is no limit."""
+
+
 class SolverStatus(StrEnum):
     """Why a solver stopped; every back end has a closed table from its own statuses to these."""
 

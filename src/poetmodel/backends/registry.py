@@ -1,6 +1,7 @@
 """Which back ends there are, and whether they work here.
 
-A new one is a module with a `Solver`, both of its name, and that name here.
+A back end is a subclass of `Solver` that declares itself. `register` adds one; a built-in one is
+named here with the place of its class, which is imported when it is first asked for.
 """
 
 from __future__ import annotations
@@ -13,12 +14,66 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from poetmodel.backends.solver import Solver
 
-_NAMES: Final = ("highs", "scip", "gurobi")
+_BUILT_IN: Final = {
+    "highs": "poetmodel.backends.highs:Highs",
+    "scip": "poetmodel.backends.scip:Scip",
+    "gurobi": "poetmodel.backends.gurobi:Gurobi",
+}
+"""Module and class of each built-in back end, the default one first."""
+_registered: Final[dict[str, type[Solver]]] = {}
 
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all back ends, the default one first, whether installed or not."""
-    return _NAMES
+    return (*_BUILT_IN, *_registered)
+
+
+def register(solver: type[Solver]) -> type[Solver]:
+    """Make a back end known by its name, to `solve`, to commands and to reports.
+
+    Parameters
+    ----------
+    solver : type of Solver
+        The class, with all that it declares. May be used as a decorator.
+
+    Raises
+    ------
+    InputError
+        If it lacks a declaration, or another back end has its name.
+    """
+    missing = [
+        name
+        for name in ("name", "display_name", "package", "remedy")
+        if not getattr(solver, name, "")
+    ]
+    if missing:
+        raise InputError(f"back end {solver.__name__}: declares no {', '.join(missing)}")
+    if solver.name in _BUILT_IN or _registered.get(solver.name, solver) is not solver:
+        raise InputError(f"back end {solver.__name__}: another one is called {solver.name!r}")
+    _registered[solver.name] = solver
+    return solver
+
+
+def backend_class(name: str) -> type[Solver]:
+    """Return the class of a back end by its name; imports no solver.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name.
+
+    Examples
+    --------
+    >>> backend_class("highs").package
+    'highspy'
+    """
+    if name in _registered:
+        return _registered[name]
+    if name not in _BUILT_IN:
+        raise InputError(f"backend {name!r}: expected one of {', '.join(backend_names())}")
+    module, _, kind = _BUILT_IN[name].partition(":")
+    solver: type[Solver] = getattr(import_module(module), kind)
+    return solver
 
 
 def backend(name: str) -> Solver:
@@ -39,7 +94,9 @@ def backend(name: str) -> Solver:
     >>> backend("highs").name
     'highs'
     """
-    if name not in _NAMES:
-        raise InputError(f"backend {name!r}: expected one of {', '.join(_NAMES)}")
-    solver: Solver = getattr(import_module(f"poetmodel.backends.{name}"), name.capitalize())()
-    return solver
+    return backend_class(name)()
+
+
+def solver_packages() -> tuple[str, ...]:
+    """Return the packages of all back ends."""
+    return tuple(backend_class(name).package for name in backend_names())

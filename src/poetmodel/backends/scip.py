@@ -12,12 +12,13 @@ import math
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from poetmodel.backends.call import SolverCall, finite
-from poetmodel.backends.protocol import OptionValue, RawSolution, SolverStatus
+from poetmodel.backends.protocol import Capabilities, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
 from poetmodel.errors import BackendError, UnknownOptionError
@@ -56,6 +57,24 @@ class Scip(Solver):
     name = "scip"
     package = "pyscipopt"
     remedy = 'pip install "poetmodel[scip]"'
+    display_name = "SCIP"
+    capabilities = Capabilities(threads=False)
+    statuses = STATUS
+    managed_options = MappingProxyType(
+        {
+            "limits/time": "time_limit",
+            "parallel/maxnthreads": "threads",
+            "parallel/minnthreads": "threads",
+            "lp/threads": "threads",
+            "randomization/randomseedshift": "seed",
+            "limits/gap": "gap",
+            "limits/absgap": "gap",
+            "display/verblevel": "log",
+        }
+    )
+    node_limit_option = "limits/nodes"
+    gap_option = "limits/gap"
+    options_page = "https://www.scipopt.org/doc/html/PARAMETERS.php"
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of SCIP and of PySCIPOpt."""
@@ -145,7 +164,7 @@ def _set(model: Any, name: str, value: OptionValue) -> None:
     except (KeyError, ValueError, TypeError) as error:
         raise UnknownOptionError(
             f"backend 'scip': does not know the option {name!r}, or refuses {value!r} for it; "
-            "see https://www.scipopt.org/doc/html/PARAMETERS.php"
+            f"see {Scip.options_page}"
         ) from error
 
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from poetmodel.backends.call import SolverCall
-from poetmodel.backends.protocol import Basis, Limits, OnProgress, RawSolution, SolverStatus
+from poetmodel.backends.protocol import (
+    Basis,
+    Capabilities,
+    Limits,
+    OnProgress,
+    RawSolution,
+    SolverStatus,
+)
 from poetmodel.backends.standard_form import StandardForm, round_binaries
-from poetmodel.errors import BackendError, BackendUnavailableError, InputError
+from poetmodel.errors import BackendError, BackendUnavailableError, InputError, shown
 
 if TYPE_CHECKING:
     import threading
@@ -38,10 +47,55 @@ class Solver(ABC):
 
     name: ClassVar[str]
     """Name by which users choose it."""
+    display_name: ClassVar[str]
+    """Its name as its authors write it."""
     package: ClassVar[str]
-    """Module that has to be importable."""
+    """Package to install, and module that has to be importable."""
     remedy: ClassVar[str]
     """Command that installs it."""
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    statuses: ClassVar[Mapping[Any, SolverStatus]] = MappingProxyType({})
+    """Meaning of each status of the solver: a closed table."""
+    managed_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Options of the solver that `poetmodel.solve` sets itself, with the parameter that does."""
+    node_limit_option: ClassVar[str] = ""
+    """Option that limits branch-and-bound nodes; empty without one."""
+    gap_option: ClassVar[str] = ""
+    """Option that is the relative gap at which the solver stops; empty without one."""
+    options_page: ClassVar[str] = ""
+    """Page that lists the options of the solver."""
+
+    def check_options(self, options: Mapping[Any, Any]) -> None:
+        """Refuse options that the solver does not know, or that parameters of `solve` set.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If the package is missing.
+        InputError
+            If an option is one that `poetmodel.solve` sets itself, or no name with a value.
+        UnknownOptionError
+            If the solver does not know an option, or refuses its value.
+        """
+        faults = []
+        managed = {name.casefold(): by for name, by in self.managed_options.items()}
+        for name, value in options.items():
+            is_value = isinstance(value, int | str) or (
+                isinstance(value, float) and math.isfinite(value)
+            )
+            if not isinstance(name, str) or not is_value:
+                faults.append(
+                    "solver_options: expected names with a finite number, a text, True or False, "
+                    f"got {shown(name)}: {shown(value)}"
+                )
+            elif name.casefold() in managed:
+                parameter = managed[name.casefold()]
+                faults.append(f"solver_options: {name!r} is what {parameter} sets; use that")
+        if faults:
+            raise InputError(faults)
+        if options:
+            nothing = StandardForm.from_arrays(np.zeros((1, 1)), [0.0], upper=1.0, row_upper=1.0)
+            self.solve(nothing, Limits(options=options))
 
     def available(self) -> bool:
         """Return whether its package is installed; imports nothing."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.baselines.registry import METHODS, Aware, Method, StateHomes, method, method_names
+from poetmodel.baselines.lookup import method
+from poetmodel.baselines.registry import METHODS, Aware, Method, StateHomes, method_names
 
 if TYPE_CHECKING:
     from poetmodel.baselines.running import run

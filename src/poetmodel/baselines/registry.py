@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -352,40 +351,3 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType({entry.name: entry for e
 def method_names() -> tuple[str, ...]:
     """Return the names of all methods, the default one first."""
     return tuple(METHODS)
-
-
-def method(name: str) -> Method:
-    """Return a method by its name, with a variant after a colon where it has any.
-
-    Methods of one's own are found, too: registered ones, and ``FILE.py:FUNCTION``.
-
-    Raises
-    ------
-    InputError
-        If there is none of that name.
-    OwnMethodError
-        If the file of a method of one's own raises an exception when it is imported.
-
-    Examples
-    --------
-    >>> method("rotor").recomputes
-    True
-    >>> method("dtr:local").variant
-    'local'
-    """
-    plain, colon, variant = name.partition(":")
-    entry = METHODS.get(plain)
-    if entry is None:
-        from poetmodel.baselines.own import own_method, own_names
-
-        own = own_method(name)
-        if own is None:
-            known = ", ".join((*METHODS, *own_names()))
-            raise InputError(f"method {name!r}: expected one of {known}, or FILE.py:FUNCTION")
-        return own
-    if not colon:
-        return entry
-    if variant not in entry.variants:
-        known = ", ".join(f"{plain}:{known}" for known in entry.variants) or "none"
-        raise InputError(f"method {name!r}: expected {plain} or one of its variants ({known})")
-    return replace(entry, name=name, variant=variant)

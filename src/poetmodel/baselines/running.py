@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel import solver
-from poetmodel.baselines.registry import DEFAULT, Method, method
+from poetmodel.baselines.lookup import method
+from poetmodel.baselines.registry import DEFAULT, Method
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import (
     InputError,
@@ -21,14 +22,14 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, finish
-from poetmodel.solver.request import Request, SolveOptions
+from poetmodel.solver.request import Request, SolveKeywords
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def run(problem: Problem, name: str, **options: Unpack[SolveOptions]) -> SolveResult:
+def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveResult:
     """Let a method schedule a problem, and verify its schedule.
 
     Parameters
@@ -76,23 +77,24 @@ def run(problem: Problem, name: str, **options: Unpack[SolveOptions]) -> SolveRe
     return replace(result, method=name)
 
 
-def _request(entry: Method, options: SolveOptions) -> Request:
+def _request(entry: Method, options: SolveKeywords) -> Request:
     """Return the request that the options of a method state, which are those of `solve`."""
-    known = SolveOptions.__annotations__
+    known = SolveKeywords.__annotations__
     for unknown in sorted(options.keys() - set(known)):
         raise TypeError(
             f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(known)}"
         )
     others = {"formulation", "start"}
-    for unusable in others if not entry.by_solver else ():
-        if options.get(unusable) is not None:
+    for unusable in (*sorted(others), "solver_options") if not entry.by_solver else ():
+        if options.get(unusable):
             raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
     stated: dict[str, Any] = {k: value for k, value in options.items() if k not in others}
+    stated["solver_options"] = dict(stated.get("solver_options") or {})
     return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
 
 
 def _result(
-    problem: Problem, entry: Method, request: Request, options: SolveOptions
+    problem: Problem, entry: Method, request: Request, options: SolveKeywords
 ) -> SolveResult:
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
@@ -108,7 +110,7 @@ def _result(
 
 
 def _restricted(
-    problem: Problem, restricted: Problem, options: SolveOptions
+    problem: Problem, restricted: Problem, options: SolveKeywords
 ) -> tuple[Outcome, str]:
     """Solve another problem, and verify its schedule by the one that was stated.
 

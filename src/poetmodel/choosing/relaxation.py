@@ -20,7 +20,7 @@ from poetmodel.problem import DeadlineCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from poetmodel.backends.protocol import RawSolution
+    from poetmodel.backends.protocol import OptionValue, RawSolution
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.choosing.freezing import Freezable
     from poetmodel.device import Device
@@ -72,12 +72,19 @@ class ChoiceRelaxation:
     """Of each layer, above 0."""
     cuts: list[SetCut] = field(default_factory=list)
 
-    def solve(self, backend: str, time_limit: float, *, seed: int = 0) -> RawSolution:
+    def solve(
+        self,
+        backend: str,
+        time_limit: float,
+        *,
+        seed: int = 0,
+        solver_options: Mapping[str, OptionValue] | None = None,
+    ) -> RawSolution:
         """Return the best set that nothing excludes, and a bound for all in units of `unit`."""
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
 
-        limits = Limits(time_s=time_limit, rel_gap=1e-9, seed=seed)
+        limits = Limits(time_s=time_limit, rel_gap=1e-9, seed=seed, options=solver_options or {})
         return find_backend(backend).solve(_Program(self).form(), limits)
 
     def chosen(self, solution: RawSolution) -> tuple[str, ...]:

@@ -169,7 +169,10 @@ class _LayerSearch:
     def _propose(self) -> tuple[str, ...] | None:
         """Return the best set that nothing excludes; None where there is none, or time is up."""
         solution = self.relaxation.solve(
-            self.request.backend, max(self.request.remaining_s(), 1e-3), seed=self.request.seed
+            self.request.backend,
+            max(self.request.remaining_s(), 1e-3),
+            seed=self.request.seed,
+            solver_options=self.request.solver_options,
         )
         left = max((self._score(self.best), *self.open.values()), default=0.0)
         if solution.infeasible:
@@ -311,6 +314,7 @@ class _LayerSearch:
             gap=gap,
             threads=self.request.threads,
             seed=self.request.seed,
+            solver_options=self.request.solver_options,
         )
         if result.termination == Termination.INTERRUPTED:
             raise KeyboardInterrupt

@@ -27,7 +27,6 @@ from poetmodel.errors import PoetModelError
 from poetmodel.files import installed, licence
 from poetmodel.version import __version__
 
-SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
 """Packages whose models are read."""
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -125,9 +124,12 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from poetmodel.backends.registry import solver_packages
+
         print(f"poetmodel {__version__}")
-        for package in (*SOLVERS, *FRONT_ENDS):
-            terms = licence(package) if package in SOLVERS else ""
+        solvers = solver_packages()
+        for package in (*solvers, *FRONT_ENDS):
+            terms = licence(package) if package in solvers else ""
             remark = f" (licence: {terms})" if terms else ""
             print(f"{package} {installed(package) or 'is not installed'}{remark}")
         raise typer.Exit

@@ -19,7 +19,7 @@ from poetmodel.report.presenter import (
     room_facts,
     state_figures,
 )
-from poetmodel.schedule.metrics import Group, Place
+from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     yield Fact("status", side.document.status, "status")
     yield Fact("ram_budget_bytes", problem.ram_budget_bytes, "RAM budget", format_bytes)
     yield Fact("deadline_s", problem.deadline_s, "deadline", format_seconds)
-    shown = partial(metric_facts, Place.DIFF, simulation)
+    shown = partial(metric_facts, Display.DIFF, simulation)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY):
         yield from shown(group)
     room = document(room_facts(side.room))

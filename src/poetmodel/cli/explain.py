@@ -23,7 +23,7 @@ from poetmodel.report.presenter import (
     row,
     state_facts,
 )
-from poetmodel.schedule.metrics import Group, Place
+from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _facts(account: Account) -> Iterator[Fact]:
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", stated.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
-        yield from metric_facts(Place.EXPLAIN, simulation, group, notes={"energy_j": overhead})
+        yield from metric_facts(Display.EXPLAIN, simulation, group, notes={"energy_j": overhead})
     yield Fact("ram_budget_bytes", stated.problem.ram_budget_bytes)
     choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
     yield row("tensors", f"{len(account.decisions)}", choices)

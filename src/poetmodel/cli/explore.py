@@ -85,10 +85,11 @@ def explore(
         catalogue=catalogue,
         initial={**choice.model_dump(), **initial},
         search={
-            "backend": search.backend.value,
+            "backend": search.backend,
             "time_limit": search.time_limit,
             "gap": search.gap,
             "threads": search.threads,
+            "solver_options": search.solver_options,
         },
         workers=serving.workers,
         ready=ready,

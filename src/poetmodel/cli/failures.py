@@ -17,6 +17,7 @@ from poetmodel.errors import (
     NoScheduleError,
     OwnMethodError,
     PoetModelError,
+    UnknownOptionError,
     VerificationError,
 )
 
@@ -80,6 +81,8 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         print_faults([f"{prefix}{error.strerror or error}"])
         return ExitStatus.BAD_INPUT
     print_faults([str(error)])
+    if isinstance(error, UnknownOptionError):
+        return ExitStatus.BAD_INPUT
     if isinstance(error, BackendUnavailableError):
         return ExitStatus.NO_BACKEND
     if isinstance(error, NoScheduleError):

@@ -360,9 +360,9 @@ def verify_document(
 
 def _of_memory(stated: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return the figures of a file that need no costs."""
-    from poetmodel.schedule.metrics import Group, Place, metrics_at
+    from poetmodel.schedule.metrics import Display, Group, metrics_at
 
-    return {m.key: stated.get(m.key) for m in metrics_at(Place.FILE, Group.MEMORY)}
+    return {m.key: stated.get(m.key) for m in metrics_at(Display.FILE, Group.MEMORY)}
 
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:

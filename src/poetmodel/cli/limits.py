@@ -63,10 +63,11 @@ def limits(
     with live_line(wanted=not output.json, doing="finding limits"):
         bounds = find_limits(
             problem,
-            backend=search.backend.value,
+            backend=search.backend,
             time_limit=search.time_limit,
             gap=search.gap,
             threads=search.threads,
+            solver_options=search.solver_options,
             alignment=None if step is None else alignment_on(problem.costs.device),
         )
     beside = None if step is None else beside_bytes(step, commit=limits.steps_to_commit is not None)

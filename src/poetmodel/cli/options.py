@@ -21,7 +21,9 @@ from typing import (
 
 import typer
 
-from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.backends.registry import backend_names
+from poetmodel.baselines.lookup import method
+from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli.completion import COMPLETED
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, OwnMethodError
@@ -213,12 +215,29 @@ def _method_name(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-class BackendName(StrEnum):
-    """The solvers that ``--backend`` names."""
+def backend_name(text: str) -> str:
+    """Parse the name of a back end."""
+    known = backend_names()
+    if text not in known:
+        names = ", ".join(map(repr, known))
+        raise typer.BadParameter(f"{text!r} is not one of {names}.")
+    return text
 
-    HIGHS = "highs"
-    SCIP = "scip"
-    GUROBI = "gurobi"
+
+def _option_value(text: str) -> bool | int | float | str:
+    """Return the value of a solver's option: true or false, a number, or else text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _completed_backends(incomplete: str) -> list[str]:
+    return [name for name in backend_names() if name.startswith(incomplete)]
 
 
 class FormulationName(StrEnum):
@@ -522,7 +541,13 @@ class SearchOptions:
     formulation: FormulationName | None = how(
         None, "--formulation", "The formulation to solve. Default: lazy."
     )
-    backend: BackendName = how(BackendName.HIGHS, "--backend", "The solver.")
+    backend: str = how(
+        backend_names()[0],
+        f"--backend <{'|'.join(backend_names())}>",
+        "The solver.",
+        parser=backend_name,
+        autocompletion=_completed_backends,
+    )
     time_limit: float = how(
         60.0,
         "--time-limit TIME",
@@ -542,6 +567,25 @@ class SearchOptions:
         "Threads. With 2 or more, `lazy` runs a primal worker beside the proof.",
         parser=whole_number(MAX_THREADS),
     )
+    solver_option: list[str] | None = how(
+        None,
+        "--solver-option NAME=VALUE",
+        "An option of the solver by its own name, such as mip_heuristic_effort=0.2 of HiGHS; may "
+        "be repeated.",
+    )
+
+    @property
+    def solver_options(self) -> dict[str, bool | int | float | str]:
+        """The options of the solver with their values."""
+        options: dict[str, bool | int | float | str] = {}
+        for text in self.solver_option or ():
+            name, given, value = text.partition("=")
+            if not (name and given):
+                raise InputError(f"--solver-option: expected NAME=VALUE, got {text!r}")
+            if name in options:
+                raise InputError(f"--solver-option: {name} is given twice")
+            options[name] = _option_value(value)
+        return options
 
 
 @group

@@ -21,7 +21,7 @@ from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.presenter import Fact, count, escaped, metric_facts, plural, room_facts, row
-from poetmodel.schedule.metrics import Group, Place
+from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
         "stall_s": "the core waits for the bus",
         "peak_ram_bytes": "" if budget is None else f"of a budget of {format_bytes(budget)}",
     }
-    shown = partial(metric_facts, Place.PLAN, check, notes=notes)
+    shown = partial(metric_facts, Display.PLAN, check, notes=notes)
     groups = (Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
     yield from shown(*groups, unlisted=() if plan.mode == StorageMode.DMA else ("stall_s",))
     if planned.arena is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.solver import Fitted
-    from poetmodel.solver.request import SolveOptions
+    from poetmodel.solver.request import SolveKeywords
     from poetmodel.solver.sensitivity import Explanation
 
 MIN_NODES: Final = 2
@@ -201,13 +201,14 @@ def _run(
     """Return the result of the method, also where it does not apply or is interrupted."""
     try:
         with live_line(problem, wanted=shown) as on_progress:
-            stated: SolveOptions = {
+            stated: SolveKeywords = {
                 "formulation": None if search.formulation is None else search.formulation.value,
-                "backend": search.backend.value,
+                "backend": search.backend,
                 "time_limit": limit_s,
                 "gap": search.gap,
                 "threads": search.threads,
                 "on_progress": on_progress,
+                "solver_options": search.solver_options,
             }
             if search.method == DEFAULT:
                 from poetmodel.solver import solve as find_best

@@ -22,7 +22,7 @@ from poetmodel.report.presenter import (
 )
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
 from poetmodel.schedule import Schedule, Simulation, constraint_values
-from poetmodel.schedule.metrics import Group, Place
+from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
         facts += _memory(problem, simulation)
         facts += room_facts(result.room)
         facts += treatment(problem.graph, schedule, simulation)
-        facts += metric_facts(Place.SOLVE, simulation, Group.STORAGE)
-        facts += wear_facts(Place.SOLVE, simulation)
+        facts += metric_facts(Display.SOLVE, simulation, Group.STORAGE)
+        facts += wear_facts(Display.SOLVE, simulation)
         facts += time_facts(problem, simulation)
         facts += constraint_facts(constraint_values(problem, simulation))
     facts += _effort(result, total_s=total_s, read_s=read_s)
@@ -115,7 +115,7 @@ def _energy(result: SolveResult) -> Iterator[Fact]:
     of = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
     if result.simulation is not None:
         notes = {"energy_j": baseline, "overhead_j": of}
-        yield from metric_facts(Place.SOLVE, result.simulation, Group.ENERGY, notes=notes)
+        yield from metric_facts(Display.SOLVE, result.simulation, Group.ENERGY, notes=notes)
     if result.bound_j is not None:
         least = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
         yield row("proven bound", format_joules(result.bound_j), least)
@@ -163,7 +163,7 @@ def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     beside = ", resident bytes included" if problem.count_parameters and resident_bytes else ""
     note = f"{of} of the budget of {budget}{beside}; keep-all takes {whole}"
     notes = {"peak_ram_bytes": note}
-    yield from metric_facts(Place.SOLVE, simulation, Group.MEMORY, notes=notes)
+    yield from metric_facts(Display.SOLVE, simulation, Group.MEMORY, notes=notes)
     if resident_bytes:
         kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
         counted = "counted in the budget"
@@ -204,7 +204,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     overlap = "of the plan, where transfers overlap computation"
     notes = {"compute_s": single_pass, "makespan_s": overlap}
-    shown = partial(metric_facts, Place.SOLVE, simulation, notes=notes)
+    shown = partial(metric_facts, Display.SOLVE, simulation, notes=notes)
     model = problem.costs.cycles
     for fact in shown(Group.WORK):
         yield fact

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from poetmodel.backends.registry import backend_names
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
@@ -83,9 +84,9 @@ class GridOptions:
         "Methods, as --method of solve. Default: optimal.",
     )
     backends: str = _methods(
-        "highs",
+        backend_names()[0],
         "--backends NAME,...",
-        "Solvers: highs, scip, gurobi. Default: highs.",
+        f"Solvers: {', '.join(backend_names())}. Default: {backend_names()[0]}.",
     )
 
 
@@ -131,7 +132,9 @@ def sweep(
         options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
     ],
     commits: options.CommitOptions,
-    search: Annotated[options.SearchOptions, options.without("method", "formulation", "backend")],
+    search: Annotated[
+        options.SearchOptions, options.without("method", "formulation", "backend", "solver_option")
+    ],
     runs: RunOptions,
     output: options.OutputOptions,
 ) -> None:
@@ -317,11 +320,10 @@ def _sizes(text: str | None, option: str) -> list[int | None]:
 
 
 def _backend(name: str) -> str:
-    try:
-        return options.BackendName(name).value
-    except ValueError:
-        known = ", ".join(options.BackendName)
-        raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
+    if name not in backend_names():
+        known = ", ".join(backend_names())
+        raise InputError(f"--backends: expected some of {known}, got {name!r}")
+    return name
 
 
 def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:

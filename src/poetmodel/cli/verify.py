@@ -40,7 +40,7 @@ from poetmodel.report.presenter import (
     whole,
 )
 from poetmodel.report.subject import free_costs
-from poetmodel.schedule.metrics import Group, Place
+from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import MAX_BYTES, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
         "peak_ram_bytes": f"at stage {peak.stage}, step {peak.node} ({node}), "
         f"with {len(tensors)} tensors",
     }
-    shown = partial(metric_facts, Place.VERIFY, simulation, timed=timed, notes=notes)
+    shown = partial(metric_facts, Display.VERIFY, simulation, timed=timed, notes=notes)
     yield from shown(Group.ENERGY)
     unplanned = () if simulation.planned_s is not None else ("makespan_s",)
     yield from shown(Group.WORK, Group.STEP, unlisted=unplanned)
@@ -165,7 +165,7 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
     yield from state_facts(graph, simulation)
     yield from shown(Group.STORAGE)
-    yield from wear_facts(Place.VERIFY, simulation)
+    yield from wear_facts(Display.VERIFY, simulation)
     yield from constraint_facts(verified.constraints)
 
 
@@ -289,7 +289,7 @@ def _plan_facts(
         "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else "",
         "peak_ram_bytes": at,
     }
-    shown = partial(metric_facts, Place.VERIFY_PLAN, check, notes=notes)
+    shown = partial(metric_facts, Display.VERIFY_PLAN, check, notes=notes)
     yield from shown(Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
     yield from room_facts(room)
     yield Fact("peak_instruction", check.peak_position)

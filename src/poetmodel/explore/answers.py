@@ -105,6 +105,7 @@ def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         formulation="lazy",
         backend=search["backend"],
+        solver_options=search.get("solver_options") or {},
         time_limit_s=search["time_limit"],
         requested_gap=search["gap"],
         build_s=proof["build_s"],

@@ -63,7 +63,7 @@ STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
 
-class ExportOptions(TypedDict, total=False):
+class ExportKeywords(TypedDict, total=False):
     """Keywords of `export_step` that `poetmodel.torch.export` passes on."""
 
     ram: str | int | None

@@ -28,7 +28,8 @@ from poetmodel.export.step import (
     ScaledLearningRate,
 )
 from poetmodel.files import read_text, write_text
-from poetmodel.graph.io import STEP_FORMAT, graph_from_dict, graph_to_dict
+from poetmodel.graph import Graph
+from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
 from poetmodel.schedule.io import Index, Strict, parse_file
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def load_step(path: str | Path) -> LoweredStep:
 
 def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
     step = LoweredStep(
-        graph=graph_from_dict(document.graph, source="graph"),
+        graph=Graph.from_dict(document.graph, source="graph"),
         calls=tuple(tuple(map(_call, calls)) for calls in document.calls),
         buffers={
             name: Buffer(elements=entry.elements, type=DataType(entry.type))

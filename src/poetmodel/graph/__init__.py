@@ -8,7 +8,8 @@ from poetmodel.graph.memory import (
     floor,
     inference_profile,
 )
-from poetmodel.graph.structure import Graph, Node, Phase, Tensor, operation
+from poetmodel.graph.node import Node, Phase, Tensor, operation
+from poetmodel.graph.structure import Graph
 
 __all__ = [
     "Floor",

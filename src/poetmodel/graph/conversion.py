@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, listed, shown
-from poetmodel.graph.io import FORMAT, VERSIONS, graph_from_dict, graph_to_dict
+from poetmodel.graph.io import FORMAT, VERSIONS, graph_to_dict
 from poetmodel.graph.validation import cycle_fault
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
     return digraph
 
 
-def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
-    """Make a graph from a `networkx.DiGraph`, of `to_networkx` or of your own.
+def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
+    """Return a `networkx.DiGraph`, of `to_networkx` or of your own, as the content of a graph file.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
 
     Returns
     -------
-    Graph
+    dict
         Nodes in the topological order that keeps to ``index``, where every node has one, or else to
         the order in which the nodes were added, as far as it can.
 
@@ -77,7 +77,7 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
     ------
     GraphError
         If the digraph has a cycle (named), has attributes that a graph cannot hold, says two
-        things about the inputs of a node, or gives no valid graph: with every fault.
+        things about the inputs of a node: with every fault.
     """
     import networkx as nx
 
@@ -112,8 +112,7 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
         raise GraphError(faults)
     own = {key: value for key, value in digraph.graph.items() if value != ""}
     kind = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
-    document = {**kind, **_plain(own), "nodes": list(items.values())}
-    return graph_from_dict(document, source="digraph")
+    return {**kind, **_plain(own), "nodes": list(items.values())}
 
 
 def _plain(value: Any) -> Any:

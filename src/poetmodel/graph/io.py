@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, raised_as, shown
 from poetmodel.files import parse_json, read_text, write_text
-from poetmodel.graph.structure import Graph, Node, Tensor
+from poetmodel.graph.node import Node, Tensor
 from poetmodel.graph.validation import STATE_DEFAULTS, structure_faults, value_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from poetmodel.graph.structure import Graph
 
 FORMAT: Final = "poetmodel-graph"
 STEP_FORMAT: Final = "poetmodel-step"
@@ -32,11 +34,6 @@ STEP_FORMAT: Final = "poetmodel-step"
 VERSIONS: Final = (1, 2)
 """Version 2 has state tensors and in-place operators; it is written only where one is used."""
 
-_GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
-    field.name: field.default if field.default is not MISSING else {}
-    for field in fields(Graph)
-    if field.name not in ("name", "nodes")
-}
 _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default
     for field in fields(Node)
@@ -44,16 +41,35 @@ _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
 }
 
 
-def load_graph(path: str | Path) -> Graph:
-    """Do what `Graph.load` does; of a step file, return the graph of its kernels."""
+def graph_defaults(kind: type[Any]) -> dict[str, Any]:
+    """Return the keys of a graph file that have a default, with it."""
+    return {
+        field.name: field.default if field.default is not MISSING else {}
+        for field in fields(kind)
+        if field.name not in ("name", "nodes")
+    }
+
+
+def read_document(path: str | Path) -> tuple[object, str, list[str]]:
+    """Read a graph file.
+
+    Returns
+    -------
+    document : object
+        Its content; of a step file, that of the graph of its kernels.
+    source : str
+        Where the document is, for messages.
+    faults : list of str
+        Keys that the file repeats.
+    """
     with raised_as(GraphError):
         text = read_text(path)
     repeated: list[str] = []
     with raised_as(GraphError, str(path)):
         document = parse_json(text, expected=FORMAT, repeated=repeated)
     if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
-        return graph_from_dict(document.get("graph"), source=f"{path}: graph", faults=repeated)
-    return graph_from_dict(document, source=str(path), faults=repeated)
+        return document.get("graph"), f"{path}: graph", repeated
+    return document, str(path), repeated
 
 
 def save_graph(graph: Graph, path: str | Path) -> None:
@@ -73,7 +89,7 @@ def graph_to_dict(graph: Graph, *, defaults: bool = False) -> dict[str, Any]:
     nodes: tuple[object, ...] = graph.nodes
     newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
     document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": graph.name}
-    document |= _settings(graph, _GRAPH_DEFAULTS, defaults=defaults)
+    document |= _settings(graph, graph_defaults(type(graph)), defaults=defaults)
     if "resident_bytes" in document:
         document["resident_bytes"] = dict(graph.resident_bytes)
     document["nodes"] = [
@@ -148,13 +164,8 @@ def _settings(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> 
     }
 
 
-def graph_from_dict(
-    document: object, *, source: str = "graph", faults: Iterable[str] = ()
-) -> Graph:
-    """Make a graph from what a file holds, as `graph_to_dict` returns it.
-
-    `source` starts every message; `faults` are those that are known already.
-    """
+def graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a graph that the content of a file states; see `Graph.from_dict`."""
     if not isinstance(document, dict):
         raise GraphError(
             f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
@@ -165,8 +176,8 @@ def graph_from_dict(
     messages = messages or structure_faults(nodes, version=document["version"])
     if messages:
         raise GraphError(messages).within(source)
-    settings = {key: document.get(key, default) for key, default in _GRAPH_DEFAULTS.items()}
-    return Graph.of_valid(name=document["name"], nodes=nodes, **settings)
+    stated = {key: value for key, value in document.items() if key not in ("format", "version")}
+    return stated | {"nodes": nodes}
 
 
 def _kind_faults(document: dict[str, Any]) -> Iterator[str]:

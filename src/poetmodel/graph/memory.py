@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetmodel.graph.structure import Graph, Phase
+from poetmodel.graph.node import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from poetmodel.graph.structure import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

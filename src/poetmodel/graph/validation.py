@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import shown
 from poetmodel.files import place, unknown_key
-from poetmodel.graph.structure import Phase
+from poetmodel.graph.node import Phase
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import networkx
 
-    from poetmodel.graph.structure import Node, Tensor
+    from poetmodel.graph.node import Node, Tensor
 
 
 class _Rule(NamedTuple):

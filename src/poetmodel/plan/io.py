@@ -17,7 +17,7 @@ from poetmodel.plan.program import VERSION, VERSION_OF_STATE, Plan
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.io import GraphFile, Index, Strict, exactly, parse_file, with_metrics
 from poetmodel.schedule.machine import BEFORE, Content
-from poetmodel.schedule.metrics import Metric, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Metric, metrics_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ def load_document(path: str | Path) -> PlanDocument:
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
     """Read the text of a plan file; `source` names it in errors."""
-    metrics = metrics_at(Place.PLAN_FILE)
+    metrics = metrics_at(Display.PLAN_FILE)
     with raised_as(PlanError, source):
         document = parse_file(_plan_file(metrics), text, kind="plan")
         faults = list(_faults(document))

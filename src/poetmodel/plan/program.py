@@ -10,7 +10,7 @@ from poetmodel.errors import PlanError, shown
 from poetmodel.files import write_text
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Instruction, Op, Program
-from poetmodel.schedule.metrics import Place, simulated_metrics
+from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.schedule.relations import dump
 from poetmodel.units import brief
 
@@ -103,7 +103,7 @@ class Plan:
         if self.commit is not None:
             document["commit"] = self.commit
         if check is not None:
-            document.update(simulated_metrics(Place.PLAN_FILE, check))
+            document.update(simulated_metrics(Display.PLAN_FILE, check))
         if arena is not None:
             document["arena"] = arena.to_dict()
         return document

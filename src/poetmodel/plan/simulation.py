@@ -9,7 +9,7 @@ from poetmodel.errors import PlanError
 from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.schedule.instructions import Op
 from poetmodel.schedule.machine import Machine, Moment
-from poetmodel.schedule.metrics import Place, simulated_metrics
+from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
     """Yield every figure of a plan file that the simulation contradicts."""
-    figures = simulated_metrics(Place.PLAN_FILE, check)
+    figures = simulated_metrics(Display.PLAN_FILE, check)
     for key, claim in stated.items():
         value = figures.get(key)
         if claim is None or value is None:

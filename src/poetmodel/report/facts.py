@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.device.room import room_figures
 from poetmodel.files import installed
 from poetmodel.problem import OWN, Problem
@@ -19,7 +20,7 @@ from poetmodel.schedule.decisions import (
     in_place_uses,
     saved_in_place_bytes,
 )
-from poetmodel.schedule.metrics import Group, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,8 +36,6 @@ CHOICES: Final = {
     Treatment.UNUSED: "never read",
 }
 """The decisions on tensors, as a report calls them."""
-_PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("gurobipy",)}
-"""The packages of each back end."""
 
 
 def facts(subject: Subject) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def facts(subject: Subject) -> dict[str, Any]:
     stated = subject.document.problem
 
     def metrics(*groups: Group) -> dict[str, Any]:
-        return document(metric_facts(Place.REPORT, simulation, *groups, timed=timed))
+        return document(metric_facts(Display.REPORT, simulation, *groups, timed=timed))
 
     return {
         "label": subject.label,
@@ -73,7 +72,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         **metrics(Group.WEAR),
         **{
             metric.key: subject.document.stated.get(metric.key)
-            for metric in metrics_at(Place.REPORT, Group.EFFORT)
+            for metric in metrics_at(Display.REPORT, Group.EFFORT)
         },
         "constraints": [constraint.to_dict() for constraint in subject.constraints],
         "binding": _binding(subject),
@@ -152,7 +151,7 @@ def _problem(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
     return {
         key: value
         for key, value in values.items()
-        if value or key not in {"constraints", "weights"}
+        if value or key not in {"constraints", "weights", "solver_options"}
     }
 
 
@@ -226,7 +225,9 @@ def _device(subject: Subject) -> dict[str, Any] | None:
 def _versions(subject: Subject) -> dict[str, str]:
     """Return the installed versions of poetmodel and of the packages of the back end."""
     stated = subject.document.problem
-    names = ("poetmodel", *_PACKAGES.get((stated and stated.backend) or "", ()))
+    backend = (stated and stated.backend) or ""
+    packages = (backend_class(backend).package,) if backend in backend_names() else ()
+    names = ("poetmodel", *packages)
     return {name: version for name in names if (version := installed(name))}
 
 
@@ -276,6 +277,11 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_option("--backend", stated.backend or None),
         *_option("--time-limit", stated.time_limit_s),
         *_option("--gap", stated.gap),
+        *(
+            word
+            for name, value in stated.solver_options.items()
+            for word in ("--solver-option", f"{name}={value}")
+        ),
         *("--out", sources.schedule),
     ]
 

@@ -92,6 +92,10 @@ def graph_rows(graph: Facts, *, reserved: bool) -> Iterator[Fact]:
     yield row("sha256", graph["sha256"])
 
 
+def _options(options: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
 def _weights(weights: Mapping[str, float]) -> str:
     return in_words(tuple(weights.items()))
 
@@ -122,6 +126,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             ("problem.method", "method", str),
             ("problem.formulation", "formulation", str),
             ("problem.backend", "back end", str),
+            ("problem.solver_options", "options of the back end", _options),
             *page_rows(Group.EFFORT),
         ),
         "Memory": (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import GAUGE, DeviceRoom, gauge, gauge_words, room_figures
 from poetmodel.problem.totals import unit_of
-from poetmodel.schedule.metrics import Group, MetricUnit, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -110,18 +110,18 @@ def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
 
 
 def metric_facts(
-    place: Place,
+    display: Display,
     simulation: Simulation | PlanCheck,
     *groups: Group,
     timed: bool = True,
     notes: Mapping[str, str] | None = None,
     unlisted: Collection[str] = (),
 ) -> Iterator[Fact]:
-    """Yield the metrics of a place as facts, in its order.
+    """Yield the metrics of a display as facts, in its order.
 
     Parameters
     ----------
-    place : Place
+    display : Display
         The document or table.
     simulation : Simulation or PlanCheck
         Where the metrics are read.
@@ -135,12 +135,12 @@ def metric_facts(
         Keys of metrics that the table leaves out this time.
     """
     notes = notes or {}
-    for metric in metrics_at(place, *groups):
+    for metric in metrics_at(display, *groups):
         if metric.of is None:
             continue
         known = timed or not metric.needs_costs
         value = metric.of(simulation) if known else None
-        listed = place in metric.listed and metric.key not in unlisted
+        listed = display in metric.listed and metric.key not in unlisted
         name, unit = metric.name if listed else None, METRIC_UNITS[metric.unit]
         yield Fact(metric.key, value, name, unit, notes.get(metric.key, ""))
 
@@ -149,14 +149,14 @@ def page_rows(*groups: Group) -> tuple[Row, ...]:
     """Return the rows of a report page for the metrics of groups."""
     return tuple(
         (metric.key, metric.page_name or metric.name, PAGE_UNITS[metric.unit])
-        for metric in metrics_at(Place.PAGE, *groups)
+        for metric in metrics_at(Display.PAGE, *groups)
     )
 
 
-def wear_facts(place: Place, simulation: Simulation) -> Iterator[Fact]:
+def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
     """Yield the number of steps that the storage endures; tables leave it out if unknown."""
     note = _wear_note(simulation.written_bytes)
-    yield from metric_facts(place, simulation, Group.WEAR, notes={"steps_until_worn": note})
+    yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:

@@ -18,7 +18,7 @@ from poetmodel.schedule import (
     Verdict,
     constraint_values,
 )
-from poetmodel.schedule.metrics import Place, metrics_at
+from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def document_of(result: SolveResult) -> ScheduleDocument:
         device=stated["device"],
         problem=ProblemEntry.model_validate(stated["problem"]),
         status=stated["status"],
-        stated={metric.key: stated.get(metric.key) for metric in metrics_at(Place.FILE)},
+        stated={metric.key: stated.get(metric.key) for metric in metrics_at(Display.FILE)},
         objective=ObjectiveEntry.model_validate(stated["objective"]),
         history=result.history,
     )

@@ -16,7 +16,7 @@ from poetmodel.files import parse_json, place, read_text
 from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
-from poetmodel.schedule.metrics import Metric, MetricUnit, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Metric, MetricUnit, metrics_at
 from poetmodel.schedule.relations import (
     OBJECTIVE_BOUND,
     OBJECTIVE_GAP,
@@ -144,6 +144,7 @@ class ProblemEntry(Strict):
     backend: str | None = None
     time_limit_s: Finite | None = None
     gap: Finite | None = None
+    solver_options: dict[str, bool | int | Finite | str] = {}
 
     def problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem, on the graph and the costs that it was stated for."""
@@ -289,7 +290,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
 
 def document_from(values: object, *, source: str) -> ScheduleDocument:
     """Return the content of a schedule file as a document; `source` names it in errors."""
-    metrics = metrics_at(Place.FILE)
+    metrics = metrics_at(Display.FILE)
     with rare_collections(), raised_as(ScheduleError, source):
         document = validated(_schedule_file(metrics), values, kind="schedule")
     if document.R is None:

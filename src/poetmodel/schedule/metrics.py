@@ -40,7 +40,7 @@ class Group(StrEnum):
     EFFORT = "time of the solve"
 
 
-class Place(StrEnum):
+class Display(StrEnum):
     """Documents and tables that have metrics."""
 
     FILE = "schedule file"
@@ -71,9 +71,9 @@ class Metric:
     of: Callable[[Any], float | None] | None
     """Reads it from a `Simulation`, or a `PlanCheck` for plans; None for claims of the solve,
     which no simulation computes."""
-    stated: frozenset[Place]
+    stated: frozenset[Display]
     """Files and JSON that have it."""
-    listed: frozenset[Place] = frozenset()
+    listed: frozenset[Display] = frozenset()
     """Tables and pages in which people read it."""
     page_name: str = ""
     """Its name on report pages, if another one."""
@@ -102,11 +102,26 @@ def _claimed(
 
 
 _SCHEDULES: Final = frozenset(
-    {Place.FILE, Place.SWEEP, Place.VERIFY, Place.DIFF, Place.EXPLAIN, Place.REPORT}
+    {
+        Display.FILE,
+        Display.SWEEP,
+        Display.VERIFY,
+        Display.DIFF,
+        Display.EXPLAIN,
+        Display.REPORT,
+    }
 )
-_PLANS: Final = frozenset({Place.PLAN_FILE, Place.VERIFY_PLAN})
-_COMMANDS: Final = frozenset({Place.VERIFY, Place.VERIFY_PLAN, Place.DIFF, Place.REPORT})
-_TABLES: Final = frozenset({Place.SOLVE, Place.PLAN, Place.VERIFY, Place.VERIFY_PLAN, Place.PAGE})
+_PLANS: Final = frozenset({Display.PLAN_FILE, Display.VERIFY_PLAN})
+_COMMANDS: Final = frozenset({Display.VERIFY, Display.VERIFY_PLAN, Display.DIFF, Display.REPORT})
+_TABLES: Final = frozenset(
+    {
+        Display.SOLVE,
+        Display.PLAN,
+        Display.VERIFY,
+        Display.VERIFY_PLAN,
+        Display.PAGE,
+    }
+)
 
 METRICS: Final[tuple[Metric, ...]] = (
     _simulated(
@@ -116,7 +131,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "energy of a training step, idle power included",
         Group.ENERGY,
         stated=_SCHEDULES | _PLANS,
-        listed=_TABLES | {Place.DIFF, Place.EXPLAIN},
+        listed=_TABLES | {Display.DIFF, Display.EXPLAIN},
         page_name="energy of a step",
     ),
     _claimed(
@@ -125,8 +140,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the energy of every schedule of the problem",
         Group.PROOF,
-        stated=frozenset({Place.FILE}),
-        listed=frozenset({Place.PAGE}),
+        stated=frozenset({Display.FILE}),
+        listed=frozenset({Display.PAGE}),
         page_name="proven bound on the energy",
     ),
     _simulated(
@@ -135,8 +150,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy of a single pass, which computes every node once",
         Group.ENERGY,
-        stated=_SCHEDULES - {Place.DIFF, Place.EXPLAIN},
-        listed=frozenset({Place.PAGE}),
+        stated=_SCHEDULES - {Display.DIFF, Display.EXPLAIN},
+        listed=frozenset({Display.PAGE}),
         page_name="baseline: a single pass",
     ),
     _simulated(
@@ -146,7 +161,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "energy beyond the baseline",
         Group.ENERGY,
         stated=_SCHEDULES,
-        listed=frozenset({Place.SOLVE, Place.DIFF, Place.PAGE}),
+        listed=frozenset({Display.SOLVE, Display.DIFF, Display.PAGE}),
         as_exact_as="energy_j",
     ),
     _claimed(
@@ -155,8 +170,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the overhead of every schedule of the problem",
         Group.PROOF,
-        stated=frozenset({Place.FILE, Place.SWEEP}),
-        listed=frozenset({Place.PAGE}),
+        stated=frozenset({Display.FILE, Display.SWEEP}),
+        listed=frozenset({Display.PAGE}),
     ),
     _claimed(
         "gap",
@@ -164,7 +179,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.FRACTION,
         "distance between the energy overhead and its bound, relative to the overhead",
         Group.PROOF,
-        stated=frozenset({Place.FILE, Place.SWEEP}),
+        stated=frozenset({Display.FILE, Display.SWEEP}),
     ),
     _simulated(
         "peak_ram_bytes",
@@ -173,7 +188,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "maximum RAM use, without resident bytes",
         Group.MEMORY,
         stated=_SCHEDULES | _PLANS,
-        listed=_TABLES | {Place.DIFF},
+        listed=_TABLES | {Display.DIFF},
     ),
     _simulated(
         "written_bytes",
@@ -181,8 +196,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged out, each transfer counted, and those that commits write",
         Group.STORAGE,
-        stated=_COMMANDS | {Place.FILE},
-        listed=_COMMANDS - {Place.REPORT} | {Place.PAGE},
+        stated=_COMMANDS | {Display.FILE},
+        listed=_COMMANDS - {Display.REPORT} | {Display.PAGE},
     ),
     _simulated(
         "read_bytes",
@@ -191,7 +206,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "bytes paged in, each transfer counted, first reads of state on storage included",
         Group.STORAGE,
         stated=_COMMANDS,
-        listed=_COMMANDS - {Place.REPORT} | {Place.PAGE},
+        listed=_COMMANDS - {Display.REPORT} | {Display.PAGE},
     ),
     _simulated(
         "aux_used_bytes",
@@ -199,8 +214,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "sizes of all tensors ever paged out, and of state on storage",
         Group.STORAGE,
-        stated=_COMMANDS - {Place.DIFF},
-        listed=_TABLES - {Place.SOLVE},
+        stated=_COMMANDS - {Display.DIFF},
+        listed=_TABLES - {Display.SOLVE},
     ),
     _simulated(
         "steps_until_worn",
@@ -208,8 +223,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.STEPS,
         "training steps that the storage endures, with ideal wear levelling",
         Group.WEAR,
-        stated=frozenset({Place.FILE, Place.VERIFY, Place.REPORT}),
-        listed=frozenset({Place.SOLVE, Place.VERIFY, Place.PAGE}),
+        stated=frozenset({Display.FILE, Display.VERIFY, Display.REPORT}),
+        listed=frozenset({Display.SOLVE, Display.VERIFY, Display.PAGE}),
         page_name="steps until the storage is worn",
     ),
     _simulated(
@@ -218,7 +233,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "compute time of a training step",
         Group.WORK,
-        stated=_SCHEDULES - {Place.EXPLAIN} | _PLANS,
+        stated=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
         listed=_TABLES,
     ),
     _simulated(
@@ -227,7 +242,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "transfer time of a training step, commits included",
         Group.WORK,
-        stated=_SCHEDULES - {Place.EXPLAIN} | _PLANS,
+        stated=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
         listed=_TABLES,
     ),
     _simulated(
@@ -236,8 +251,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step that the deadline limits",
         Group.STEP,
-        stated=frozenset({Place.VERIFY, Place.DIFF, Place.EXPLAIN}),
-        listed=frozenset({Place.DIFF}),
+        stated=frozenset({Display.VERIFY, Display.DIFF, Display.EXPLAIN}),
+        listed=frozenset({Display.DIFF}),
     ),
     _simulated(
         "makespan_s",
@@ -245,7 +260,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step from begin to end",
         Group.STEP,
-        stated=_SCHEDULES - {Place.DIFF, Place.EXPLAIN} | _PLANS,
+        stated=_SCHEDULES - {Display.DIFF, Display.EXPLAIN} | _PLANS,
         listed=_TABLES,
     ),
     _simulated(
@@ -255,7 +270,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "time that the core waits for the bus",
         Group.STEP,
         stated=_PLANS,
-        listed=frozenset({Place.PLAN}),
+        listed=frozenset({Display.PLAN}),
     ),
     _claimed(
         "build_s",
@@ -263,8 +278,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time to build and compile models",
         Group.EFFORT,
-        stated=frozenset({Place.FILE, Place.SWEEP, Place.REPORT}),
-        listed=frozenset({Place.PAGE}),
+        stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
+        listed=frozenset({Display.PAGE}),
     ),
     _claimed(
         "solve_s",
@@ -272,34 +287,34 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "all other wall time of the solve",
         Group.EFFORT,
-        stated=frozenset({Place.FILE, Place.SWEEP, Place.REPORT}),
-        listed=frozenset({Place.PAGE}),
+        stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
+        listed=frozenset({Display.PAGE}),
     ),
 )
 """All metrics, in the order of files."""
 
-_FIRST: Final[Mapping[Place, tuple[str, ...]]] = {
-    Place.PLAN_FILE: ("makespan_s", "stall_s", "transfer_s", "compute_s"),
-    Place.VERIFY_PLAN: ("makespan_s", "stall_s", "energy_j", "compute_s", "transfer_s"),
-    Place.PLAN: ("makespan_s", "compute_s", "transfer_s", "stall_s"),
-    Place.REPORT: ("aux_used_bytes", "solve_s"),
-    Place.PAGE: ("aux_used_bytes",),
+_FIRST: Final[Mapping[Display, tuple[str, ...]]] = {
+    Display.PLAN_FILE: ("makespan_s", "stall_s", "transfer_s", "compute_s"),
+    Display.VERIFY_PLAN: ("makespan_s", "stall_s", "energy_j", "compute_s", "transfer_s"),
+    Display.PLAN: ("makespan_s", "compute_s", "transfer_s", "stall_s"),
+    Display.REPORT: ("aux_used_bytes", "solve_s"),
+    Display.PAGE: ("aux_used_bytes",),
 }
-"""Keys that come first in a place whose order is not that of files."""
+"""Keys that come first in a display whose order is not that of files."""
 
 
-def metrics_at(place: Place, *groups: Group) -> tuple[Metric, ...]:
-    """Return the metrics that a place shows, in its order; without groups, those of all groups."""
-    first = _FIRST.get(place, ())
+def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
+    """Return the metrics of a display, in its order; without groups, those of all groups."""
+    first = _FIRST.get(display, ())
     shown = [
         metric
         for metric in METRICS
-        if place in metric.stated | metric.listed and metric.group in (groups or Group)
+        if display in metric.stated | metric.listed and metric.group in (groups or Group)
     ]
     rank = {key: number for number, key in enumerate(first)}
     return tuple(sorted(shown, key=lambda metric: rank.get(metric.key, len(first))))
 
 
-def simulated_metrics(place: Place, simulation: object) -> dict[str, float | None]:
-    """Return the metrics of a place that a simulation computes, by key."""
-    return {m.key: m.of(simulation) for m in metrics_at(place) if m.of is not None}
+def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
+    """Return the metrics of a display that a simulation computes, by key."""
+    return {m.key: m.of(simulation) for m in metrics_at(display) if m.of is not None}

@@ -9,7 +9,7 @@ from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
 from poetmodel.problem.infeasibility import no_generations
-from poetmodel.schedule.metrics import METRICS, Place, simulated_metrics
+from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
 from poetmodel.schedule.relations import (
     OBJECTIVE_BOUND,
     OBJECTIVE_GAP,
@@ -243,7 +243,7 @@ def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
     room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
-    figures: dict[str, Any] = simulated_metrics(Place.FILE, simulation)
+    figures: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
     figures |= room_figures(room) | gauge_claims(gauge(room))
     figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)

@@ -16,8 +16,12 @@ from poetmodel.solver.request import History, Request, SolveProgress
 from poetmodel.solver.task import CUT_SHORT, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyomo.environ as pyo
 
+    from poetmodel.backends import OptionValue
+    from poetmodel.backends.solver import Solver
     from poetmodel.solver.request import OnProgress
 
 
@@ -36,6 +40,7 @@ def solve(
     seed: int = 0,
     start: Schedule | None = None,
     on_progress: OnProgress | None = None,
+    solver_options: Mapping[str, OptionValue] | None = None,
 ) -> SolveResult:
     """Find the best schedule, and prove how good it is.
 
@@ -46,7 +51,7 @@ def solve(
     formulation : {'lazy', 'compact', 'paper'}, optional
         For a problem: how to solve it, by default ``lazy``. A model is solved as it was built.
     backend : {'highs', 'scip', 'gurobi'}
-        The solver.
+        The solver, or another one that `poetmodel.backends.register` has added.
     time_limit : float
         Wall time for everything, building included [s].
     gap : float
@@ -59,6 +64,10 @@ def solve(
         A schedule to begin from, valid for the problem; a greedy one is tried beside it.
     on_progress : callable, optional
         Called with a `SolveProgress` now and then; returning False stops the solve.
+    solver_options : mapping of str to bool, int, float or str, optional
+        Options of the solver by its own names, for each of its solves, such as
+        ``{"mip_heuristic_effort": 0.2}`` for HiGHS. Time limit, threads, seed, gap and log are
+        parameters of this function and are refused here.
 
     Returns
     -------
@@ -68,7 +77,7 @@ def solve(
     Raises
     ------
     InputError
-        If the problem, the limits or the start cannot be used.
+        If the problem, the limits, the start or a solver option cannot be used.
     BackendUnavailableError
         If the solver is missing, or its licence refuses the model.
     VerificationError
@@ -88,8 +97,12 @@ def solve(
         threads=threads,
         seed=seed,
         on_progress=history.watch,
+        solver_options=dict(solver_options or {}),
     )
-    find_backend(backend).versions()
+    solver = find_backend(backend)
+    solver.versions()
+    _check_capabilities(solver)
+    solver.check_options(request.solver_options)
     with rare_collections():
         task = _state(problem_or_model, formulation)
         problem, reason = task.problem, obstacle(task.problem)
@@ -109,6 +122,13 @@ def solve(
             outcome = _with_reported(problem, outcome, history.best)
         result = finish(problem, request, outcome, formulation=task.formulation)
         return replace(result, reduction=task.reduction, history=history.of(result))
+
+
+def _check_capabilities(solver: Solver) -> None:
+    if not solver.capabilities.integers:
+        raise InputError(
+            f"backend {solver.name!r}: {solver.display_name} solves no models with integers"
+        )
 
 
 def _state(given: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:

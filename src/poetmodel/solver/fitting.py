@@ -22,7 +22,7 @@ from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.outcome import accepted
-from poetmodel.solver.request import Request, SearchOptions
+from poetmodel.solver.request import Request, SearchKeywords
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fit_arena(
     most_solves: int = 12,
     time_limit: float = 60.0,
     available_bytes: int | None = None,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[SearchKeywords],
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in a block within the RAM budget.
 
@@ -199,7 +199,7 @@ class _FittingSearch:
         mode: StorageMode,
         alignment: int,
         solve: Callable[..., SolveResult],
-        options: SearchOptions,
+        options: SearchKeywords,
         clock: Request,
     ) -> None:
         self.problem, self.mode, self.alignment = problem, mode, alignment
@@ -309,7 +309,7 @@ class _FittingSearch:
     def _solved(self, stated: Problem, ratio: float, start: Schedule | None = None) -> SolveResult:
         """Solve a problem within a share of the time that is left, but for that of a plan."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
-        more: SearchOptions = {} if start is None else {"start": start}
+        more: SearchKeywords = {} if start is None else {"start": start}
         result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
 

@@ -215,6 +215,7 @@ class ModelProof:
             seed=request.seed,
             presolve=request.presolve,
             log=self.log.append,
+            options=request.solver_options,
         )
         stop = threading.Event()
         self.latest = None

@@ -185,6 +185,7 @@ def finish(
         reason=outcome.reason,
         formulation=formulation,
         backend=request.backend,
+        solver_options=dict(request.solver_options),
         time_limit_s=float(request.time_limit_s),
         requested_gap=float(request.gap),
         build_s=outcome.build_s,

@@ -12,8 +12,9 @@ from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, relative_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from poetmodel.backends import OptionValue
     from poetmodel.result import Moment
     from poetmodel.schedule import Schedule
 
@@ -53,7 +54,7 @@ class SolveProgress:
         return relative_gap(self.incumbent, self.bound)
 
 
-class SearchOptions(TypedDict, total=False):
+class SearchKeywords(TypedDict, total=False):
     """Keywords of `poetmodel.solve` that functions above pass on, without its time limit."""
 
     formulation: str | None
@@ -63,9 +64,10 @@ class SearchOptions(TypedDict, total=False):
     seed: int
     start: Schedule | None
     on_progress: OnProgress | None
+    solver_options: Mapping[str, OptionValue] | None
 
 
-class SolveOptions(SearchOptions, total=False):
+class SolveKeywords(SearchKeywords, total=False):
     """Keywords of `poetmodel.solve`."""
 
     time_limit: float
@@ -85,6 +87,8 @@ class Request:
     """Seed of everything random."""
     on_progress: OnProgress | None = None
     """Called with every better schedule and bound; returning False stops the solve."""
+    solver_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of the back end by its own names, for each of its solves."""
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
     started_s: float = field(default_factory=time.monotonic)

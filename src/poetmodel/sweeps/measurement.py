@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.backends.registry import solver_packages
 from poetmodel.baselines import run as run_method
-from poetmodel.baselines.registry import method
+from poetmodel.baselines.lookup import method
 from poetmodel.device import Costs
 from poetmodel.errors import (
     BackendUnavailableError,
@@ -45,7 +46,6 @@ FAILED: Final = "failed"
 
 WARM_UP_S: Final = 10.0
 """Limit of the solve that loads a method and its solver [s]."""
-_PACKAGES: Final = ("poetmodel", "pyomo", "highspy", "pyscipopt", "gurobipy", "numpy", "scipy")
 
 Record = dict[str, Any]
 
@@ -85,7 +85,11 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: version for name in _PACKAGES if (version := installed(name))},
+        "versions": {
+            name: version
+            for name in ("poetmodel", "pyomo", *solver_packages(), "numpy", "scipy")
+            if (version := installed(name))
+        },
     }
 
 

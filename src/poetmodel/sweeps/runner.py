@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from poetmodel.baselines.registry import method
+from poetmodel.baselines.lookup import method
 from poetmodel.errors import InputError, WorkersLostError
 from poetmodel.process import ProcessEndedError
 from poetmodel.sweeps.measurement import FAILED, Record, failure, measure

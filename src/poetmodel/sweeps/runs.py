@@ -9,9 +9,8 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.baselines.lookup import method as find_method
 from poetmodel.baselines.own import fingerprint, known_elsewhere
-from poetmodel.baselines.registry import Method
-from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -22,6 +21,7 @@ from poetmodel.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from poetmodel.baselines.registry import Method
     from poetmodel.graph import Graph
 
 

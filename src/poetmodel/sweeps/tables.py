@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import ROOM
 from poetmodel.files import write_text
 from poetmodel.result import Status, relative_gap
-from poetmodel.schedule.metrics import Group, Place, metrics_at
+from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.sweeps.measurement import NOT_INSTALLED, REFUSED, Record
 from poetmodel.sweeps.runs import Run
 
@@ -79,7 +79,7 @@ def _figures() -> tuple[str, ...]:
     first = (Group.ENERGY, Group.PROOF, Group.MEMORY)
     others = [group for group in Group if group not in first]
     before, after = (
-        [metric.key for metric in metrics_at(Place.SWEEP, *groups)] for groups in (first, others)
+        [metric.key for metric in metrics_at(Display.SWEEP, *groups)] for groups in (first, others)
     )
     return (*before, *ROOM, *after)
 

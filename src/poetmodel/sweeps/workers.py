@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.baselines.lookup import method
 from poetmodel.baselines.own import files_of
-from poetmodel.baselines.registry import method
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.files import read_bytes, write_bytes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.backends.registry import backend as find_backend
 from poetmodel.choosing.freezing import Freezable, shape_of
 from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
@@ -46,6 +47,7 @@ from poetmodel.units import format_bytes, parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from poetmodel.backends import OptionValue
     from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
     from poetmodel.schedule import Schedule
@@ -149,6 +151,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     gap: float = 1e-4,
     threads: int = 1,
     seed: int = 0,
+    solver_options: Mapping[str, OptionValue] | None = None,
     **limits: Any,
 ) -> Choice:
     """Choose the layers whose training has the highest sum of scores within the limits, proved.
@@ -222,7 +225,15 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     layers = layers_of(freezable.parameters, per)
     worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
     problem = Problem(step.graph, _costs(step, device, profile), **limits)
-    clock = Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
+    clock = Request(
+        backend=backend,
+        time_limit_s=time_limit,
+        gap=gap,
+        threads=threads,
+        seed=seed,
+        solver_options=dict(solver_options or {}),
+    )
+    find_backend(backend).check_options(clock.solver_options)
     selection = select(
         freezable,
         problem,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel.export.checks import check_weight_bytes
-from poetmodel.export.exporting import ExportOptions, check_export, export_step
+from poetmodel.export.exporting import ExportKeywords, check_export, export_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 from poetmodel.torch.target import trained_weight_bytes
@@ -30,7 +30,7 @@ def export(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
     infer: bool = False,
-    **options: Unpack[ExportOptions],
+    **options: Unpack[ExportKeywords],
 ) -> Deployment:
     """Write a training step as a folder of C that builds for the host and for a Cortex-M.
 

@@ -14,7 +14,7 @@ from poetmodel.errors import InputError, listed
 from poetmodel.torch.capturing.inputs import loss_in
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.wrapping import OPTIONS, LoopOptions, frozen, with_loss
+from poetmodel.torch.wrapping import OPTIONS, LoopKeywords, frozen, with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
-        **options: Unpack[LoopOptions],
+        **options: Unpack[LoopKeywords],
     ) -> None:
         if unknown := options.keys() - OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Device
 
 
-class LoopOptions(TypedDict, total=False):
+class LoopKeywords(TypedDict, total=False):
     """Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""
 
     storage: str | Path | None
@@ -33,7 +33,7 @@ class LoopOptions(TypedDict, total=False):
     cache: str | Path | bool
 
 
-OPTIONS: Final = frozenset(LoopOptions.__annotations__)
+OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from poetmodel.errors import InputError
-from poetmodel.graph.structure import Phase
+from poetmodel.graph.node import Phase
 from poetmodel.graph.zoo import mlp, operators
 from poetmodel.graph.zoo.declaration import Declaration, Value, Weight, require_counts, window_grid
 from poetmodel.graph.zoo.state import OPTIMIZERS, update_node

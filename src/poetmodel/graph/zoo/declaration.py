@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError, InputError
-from poetmodel.graph.structure import Phase
+from poetmodel.graph.node import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.graph.structure import Phase
+from poetmodel.graph.node import Phase
 from poetmodel.graph.zoo.declaration import (
     FLOAT_BYTES,
     INDEX_BYTES,

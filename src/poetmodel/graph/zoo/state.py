@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.graph.structure import Node, Phase, Tensor
+from poetmodel.graph.node import Node, Phase, Tensor
 from poetmodel.graph.zoo.declaration import FLOAT_BYTES, Declaration, Gradient, Value, Weight
 from poetmodel.units import parse_size
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from poetmodel.errors import InputError
-from poetmodel.graph.structure import Graph, Node, Phase, Tensor
+from poetmodel.graph.node import Node, Phase, Tensor
+from poetmodel.graph.structure import Graph
 from poetmodel.graph.zoo import operators
 from poetmodel.graph.zoo.declaration import (
     INDEX_BYTES,

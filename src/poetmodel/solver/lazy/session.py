@@ -273,6 +273,7 @@ class Session:
             seed=self.request.seed,
             presolve=self.request.presolve,
             log=self.log.append,
+            options=self.request.solver_options,
             **(targets or {}),
         )
 

@@ -18,7 +18,9 @@ from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from poetmodel.backends import OptionValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ def find_limits(
     gap: float = 1e-4,
     threads: int = 1,
     alignment: int | None = None,
+    solver_options: Mapping[str, OptionValue] | None = None,
 ) -> tuple[Limit, ...]:
     """Find the smallest RAM, the smallest deadline and the smallest energy of a problem.
 
@@ -111,7 +114,7 @@ def find_limits(
     ----------
     problem : Problem
         Graph, costs and limits; what it minimizes does not matter.
-    backend, gap, threads
+    backend, gap, threads, solver_options
         As for `solve`.
     time_limit : float
         Wall time for all answers together [s].
@@ -136,7 +139,13 @@ def find_limits(
         ChangedProblem(problem=changed, gap=gap, paging_first=name == "page")
         for name, changed in named.items()
     ]
-    results = solve_variants(variants, time_limit=time_limit, backend=backend, threads=threads)
+    results = solve_variants(
+        variants,
+        time_limit=time_limit,
+        backend=backend,
+        threads=threads,
+        solver_options=solver_options,
+    )
     return tuple(
         Limit(name=name, result=result) for name, result in zip(named, results, strict=False)
     )

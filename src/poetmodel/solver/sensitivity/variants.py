@@ -18,8 +18,9 @@ from poetmodel.solver.outcome import accepted
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from poetmodel.backends import OptionValue
     from poetmodel.graph import Graph
 
 
@@ -42,6 +43,7 @@ def solve_variants(
     least_s: float = 0.1,
     backend: str = "highs",
     threads: int = 1,
+    solver_options: Mapping[str, OptionValue] | None = None,
 ) -> list[SolveResult]:
     """Solve variants of a problem, those that allow less before those that allow more.
 
@@ -50,7 +52,7 @@ def solve_variants(
     the results are those so far.
     """
     ends_s = time.monotonic() + time_limit
-    search = partial(solve, backend=backend, threads=threads)
+    search = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
     results: list[SolveResult] = []
     for index, variant in enumerate(variants):
         best = _best(results, variant.problem)

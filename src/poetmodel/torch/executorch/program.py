@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
-    from poetmodel.solver.request import OnProgress, SolveOptions
+    from poetmodel.solver.request import OnProgress, SolveKeywords
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.executorch.edge import LoweredProgram
 
@@ -170,7 +170,7 @@ def to_executorch(
         paging=False,
         minimize="time",
     )
-    options: SolveOptions = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
+    options: SolveKeywords = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
     result, plan, program = _lowered_plan(problem, budget_bytes, options, edge, step)
     write_bytes(file, program.program)
     return ExecutorchProgram(
@@ -196,7 +196,7 @@ def to_executorch(
 def _lowered_plan(
     problem: Problem,
     budget_bytes: int,
-    options: SolveOptions,
+    options: SolveKeywords,
     edge: EdgeProgramManager,
     step: EdgeGraph,
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
@@ -217,7 +217,7 @@ def _lowered_plan(
 
 
 def _fitted(
-    problem: Problem, budget_bytes: int, options: SolveOptions, step: EdgeGraph
+    problem: Problem, budget_bytes: int, options: SolveKeywords, step: EdgeGraph
 ) -> tuple[SolveResult, Plan]:
     """Return a schedule whose addresses fit, with its plan; raise `BudgetError` where none does."""
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
@@ -235,13 +235,13 @@ def _fitted(
 def _least(
     problem: Problem,
     budget_bytes: int,
-    options: SolveOptions,
+    options: SolveKeywords,
     step: EdgeGraph,
     failed: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
     """Return the schedule with the least RAM; where it exceeds the budget, say by how much."""
     room = problem.usable_ram_bytes
-    exactly: SolveOptions = {**options, "gap": 0.0}
+    exactly: SolveKeywords = {**options, "gap": 0.0}
     least = solve(replace(problem, ram="100%", minimize="ram"), **exactly)
     schedule = least.require_schedule()
     plan, arena = plan_and_place(

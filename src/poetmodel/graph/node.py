@@ -1,0 +1,136 @@
+"""Operations of a training graph and the tensors they produce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from poetmodel.errors import shown
+from poetmodel.units import brief, format_bytes
+
+
+class Phase(StrEnum):
+    """The part of a training step that an operation belongs to."""
+
+    INPUT = "input"
+    """Reads a sample or a label."""
+    FORWARD = "forward"
+    """Forward pass."""
+    LOSS = "loss"
+    """Computes the loss."""
+    BACKWARD = "backward"
+    """Backward pass: gradients of inputs or weights."""
+    UPDATE = "update"
+    """Optimizer step."""
+    STATE = "state"
+    """Holds a state tensor, a value that outlives the step, and computes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One output of an operation."""
+
+    name: str
+    """Unique among all tensors of the graph."""
+    bytes: int
+    """Size [B], 0 to 2^53."""
+    replaces: str | None = None
+    """Name of the state tensor whose next value it is, and in whose memory it is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operator execution."""
+
+    name: str
+    """Unique among all nodes of the graph."""
+    op: str
+    """The operator, such as ``conv2d``."""
+    phase: str
+    """One of `Phase`."""
+    inputs: tuple[str, ...] = ()
+    """Names of the tensors it reads; a name that comes twice counts once."""
+    outputs: tuple[Tensor, ...] = ()
+    """The tensors it makes, none, one or several."""
+    workspace_bytes: int = 0
+    """Memory needed only while it runs [B]."""
+    flops: int = 0
+    """Floating-point operations (1 MAC = 2 FLOP)."""
+    recomputable: bool = True
+    """Whether it may be computed more than once."""
+    on_aux: bool = False
+    """Whether its tensors lie on auxiliary storage from the start (a sample on the SD card)."""
+    bytes_moved: int | None = None
+    """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
+    instructions: int | None = None
+    """Instructions of one execution of exported C on a Cortex-M with an FPU, estimated; None for
+    other kernels. No part of the identity of a graph."""
+    in_place: tuple[tuple[str, str], ...] = ()
+    """Pairs of an output and the input whose memory it may take over; a mapping is taken too."""
+
+    def __post_init__(self) -> None:
+        pairs: object = self.in_place
+        if isinstance(pairs, Mapping):
+            pairs = tuple(pairs.items())
+        # What is no pairs of names is left as it is, for the validation to find.
+        if isinstance(pairs, tuple) and all(map(_is_pair_of_names, pairs)):
+            object.__setattr__(self, "in_place", tuple(sorted(pairs)))
+        if self.is_state and self.recomputable is True:
+            object.__setattr__(self, "recomputable", False)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it holds a state tensor and computes nothing."""
+        return self.phase == Phase.STATE
+
+    @property
+    def needs_version_2(self) -> bool:
+        """Whether only a graph of version 2 can have it: state, replaced or held, or in place."""
+        if self.is_state or self.in_place:
+            return True
+        outputs: object = self.outputs
+        return isinstance(outputs, tuple) and any(
+            isinstance(tensor, Tensor) and tensor.replaces is not None for tensor in outputs
+        )
+
+    def __repr__(self) -> str:
+        counts = f"reads {len(self.inputs)}, makes {format_bytes(self.output_bytes)}"
+        return brief(self, shown(self.name), f"{self.op}, {self.phase}, {counts}")
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all its outputs together [B]."""
+        return sum(tensor.bytes for tensor in self.outputs)
+
+
+def _is_pair_of_names(pair: object) -> bool:
+    match pair:
+        case (str(), str()):
+            return isinstance(pair, tuple)
+    return False
+
+
+def operation(
+    name: str,
+    *,
+    output_bytes: int,
+    op: str = "op",
+    phase: str = "forward",
+    inputs: tuple[str, ...] | list[str] = (),
+    **attributes: Any,
+) -> Node:
+    """Make a node with one output tensor of the node's own name.
+
+    Parameters
+    ----------
+    name : str
+        Name of the node and of its tensor.
+    output_bytes : int
+        Size of the tensor [B].
+    op, phase, inputs, **attributes
+        As the fields of `Node`.
+    """
+    outputs = (Tensor(name=name, bytes=output_bytes),)
+    return Node(name=name, op=op, phase=phase, inputs=tuple(inputs), outputs=outputs, **attributes)
