@@ -24,8 +24,9 @@ from poetmodel.export.board import (
     run,
 )
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import AUTO, NO_TILES, export_step, in_tiles
+from poetmodel.export.exporting import export_step, in_tiles
 from poetmodel.export.step import Weights
+from poetmodel.export.tiles import AUTO, NO_TILES
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import Status
 from poetmodel.sweeps.measurement import FAILED

@@ -26,8 +26,9 @@ from poetmodel import torch as pmt
 from poetmodel.device.io import load_device
 from poetmodel.export.board import Target, ToolchainError, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import NO_TILES, export_step, in_tiles
+from poetmodel.export.exporting import export_step, in_tiles
 from poetmodel.export.step import Weights
+from poetmodel.export.tiles import NO_TILES
 from poetmodel.graph import floor
 from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.lowering.step import lower
