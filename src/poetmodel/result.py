@@ -181,6 +181,31 @@ class SolveResult:
         return self.simulation.overhead_j if self.simulation is not None else None
 
     @property
+    def baseline_energy_j(self) -> float:
+        """Energy of a single pass: every node computed once [J]."""
+        return self.problem.baseline_energy_j
+
+    @property
+    def peak_ram_bytes(self) -> int | None:
+        """Peak RAM, without resident bytes [B]; None without a schedule."""
+        return None if self.simulation is None else self.simulation.peak_ram_bytes
+
+    @property
+    def compute_s(self) -> float | None:
+        """Compute time of one step [s]; None without a schedule."""
+        return None if self.simulation is None else self.simulation.compute_s
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Transfer time of one step [s]; None without a schedule."""
+        return None if self.simulation is None else self.simulation.transfer_s
+
+    @property
+    def makespan_s(self) -> float | None:
+        """Time of one step from start to end [s]; None without a schedule."""
+        return None if self.simulation is None else self.simulation.makespan_s
+
+    @property
     def minimizes_energy(self) -> bool:
         """Whether energy is what was minimized."""
         return self.own_objective is None and self.problem.minimize == Quantity.ENERGY
