@@ -25,6 +25,7 @@ from poetmodel.problem import (
     weighted,
 )
 from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
+from poetmodel.problem.objective import stage_limits
 from poetmodel.schedule import simulate
 
 
@@ -596,3 +597,12 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
         parts = sum(int(size) for size in re.findall(r"\((\d+) B\)", needed))
         less = sum(int(size) for size in re.findall(r"(\d+) B less", needed))
         assert parts - less == problem.floor.bytes
+
+
+def test_count_without_decisions_in_stages_is_an_error(monkeypatch):
+    """A count that is only listed as one of stages is not taken for page-ins."""
+    row = Constraint(name="w", terms={"page_outs@1:b": 1}, upper=0)
+    monkeypatch.setattr("poetmodel.problem.totals.BY_STAGE", ("page_ins", "page_outs"))
+    problem = replace(PROBLEM, constraints=(row,))
+    with pytest.raises(ValueError, match="page_outs"):
+        list(stage_limits(problem))

@@ -240,6 +240,9 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
             if kind == Count.RECOMPUTATIONS:
                 family, item = "recomputed", graph.node_index[name]
                 stages = range(item + 1, graph.last_stages[item] + 1)
+            elif kind != Count.PAGE_INS:
+                msg = f"{key}: no decision states the stage of {kind}"
+                raise ValueError(msg)
             else:
                 family, item = "paged_in", graph.tensor_index[name]
                 last = -1 if item in unread else graph.last_page_in(item)
