@@ -350,10 +350,10 @@ def opened(
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
     """Yield the pool of a study, and a function that counts its runs at a time."""
     if options.scheduler:
-        from poetmodel.sweeps.cluster import connected
+        from poetmodel.sweeps.cluster import connect
 
         isolation = Isolation(grace_s=study.grace_s if study.alone else None)
-        with connected(options.scheduler, isolation) as found:
+        with connect(options.scheduler, isolation) as found:
             yield found
         return
     here = options.smoke or not study.alone

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.explore.points import Point, joined, known_bound, neighbour, point_id
+from poetmodel.explore.points import Point, known_bound, merge_records, neighbour, point_id
 from poetmodel.explore.store import PointStore
 
 
@@ -135,7 +135,7 @@ def test_two_servers_lose_nothing_of_a_point(first, second, carried):
     """The better schedule and the better bound stay, whoever of them had which."""
     one, other = (solved(100, value, needs_bytes=90) for value, _ in (first, second))
     one.bound, other.bound = first[1], second[1]
-    both, is_new = joined(one, other, carried=carried)
+    both, is_new = merge_records(one, other, carried=carried)
     assert both.value == (min(first[0], second[0]) if carried else first[0])
     assert both.bound == max(first[1], second[1])
     assert is_new <= (both.value == second[0])

@@ -87,7 +87,7 @@ class Point:
         return self.is_over and self.status in ("optimal", "infeasible")
 
     @property
-    def standing(self) -> int:
+    def proof_rank(self) -> int:
         """Rank of its state: 0 while it is open, 1 after its solve, 2 with a proof."""
         return self.is_over + self.is_proved
 
@@ -175,15 +175,15 @@ def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
     return hashlib.sha256(stated.encode()).hexdigest()[:20]
 
 
-def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
+def merge_records(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
     """Merge two records of a point; also return whether the schedule is the one of `new`.
 
-    The better schedule is kept, of equal ones that with the higher `standing`; and the higher
+    The better schedule is kept, of equal ones that with the higher `proof_rank`; and the higher
     bound. A better value of `new` counts only with its schedule (`carried`).
     """
     if before.value == new.value:
         figures = carried or all(getattr(before, name) == getattr(new, name) for name in FIGURES)
-        is_new = figures and new.standing >= before.standing
+        is_new = figures and new.proof_rank >= before.proof_rank
     else:
         lower = before.value is None or (new.value is not None and new.value < before.value)
         is_new = carried and lower

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.errors import InputError
-from poetmodel.explore.points import Point, joined
+from poetmodel.explore.points import Point, merge_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,11 +135,11 @@ class PointStore:
 
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Merge a point into the file; without a schedule the stored one stays."""
-        with self._writing() as connection:
+        with self._transaction() as connection:
             before = self.point(point.id)
             kept, is_new = point, True
             if before is not None:
-                kept, is_new = joined(before, point, carried=schedule is not None)
+                kept, is_new = merge_records(before, point, carried=schedule is not None)
             if kept == before:
                 return
             packed = (schedule if is_new else None) or self.schedule(point.id)
@@ -150,7 +150,7 @@ class PointStore:
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(kept.id, kept.problem, kept.ram_bytes, kept.deadline_s, kept.state),
-                    *(kept.standing, kept.value, kept.bound, kept.digest, facts),
+                    *(kept.proof_rank, kept.value, kept.bound, kept.digest, facts),
                     *(packed or None, time.time()),
                 ),
             )
@@ -159,7 +159,7 @@ class PointStore:
             )
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Exclude other writers from the first read to the commit."""
         self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:

@@ -73,13 +73,13 @@ def trace_text(document: dict[str, Any]) -> str:
 
 def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:
     device = f" on {plan.device}" if plan.device else ""
-    yield _named("process_name", {"name": f"{graph.name}{device}"}, 0)
+    yield _metadata_event("process_name", {"name": f"{graph.name}{device}"}, 0)
     for track, name in _TRACKS.items():
-        yield _named("thread_name", {"name": name}, track)
-        yield _named("thread_sort_index", {"sort_index": track}, track)
+        yield _metadata_event("thread_name", {"name": name}, track)
+        yield _metadata_event("thread_sort_index", {"sort_index": track}, track)
 
 
-def _named(what: str, args: dict[str, Any], track: int) -> Event:
+def _metadata_event(what: str, args: dict[str, Any], track: int) -> Event:
     return {"name": what, "ph": "M", "pid": PROCESS, "tid": track, "args": args}
 
 

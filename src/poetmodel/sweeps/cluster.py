@@ -31,7 +31,7 @@ _VERSION: Final = "__import__('poetmodel').__version__"
 
 
 @contextmanager
-def connected(
+def connect(
     scheduler: str, isolation: Isolation | None = None
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
     """Connect to a Dask scheduler; yield a pool, and a function that counts its threads.

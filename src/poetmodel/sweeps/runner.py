@@ -120,9 +120,9 @@ def sweep(
     folder at the same time share its runs: each run is solved by the sweep that claims it first.
     """
     if scheduler is not None:
-        from poetmodel.sweeps.cluster import connected
+        from poetmodel.sweeps.cluster import connect
 
-        with connected(scheduler) as (cluster, count_threads):
+        with connect(scheduler) as (cluster, count_threads):
             return _sweep(runs, folder, cluster, count_threads, warm, on_progress)
     if pool is not None:
         return _sweep(runs, folder, ShippingPool(pool), lambda: workers, warm, on_progress)
@@ -277,7 +277,7 @@ class RunQueue(Generic[AnyRun]):
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException | None) -> WorkersLostError:
-        reason = "the runs under way were cancelled" if error is None else _described(error)
+        reason = "the runs under way were cancelled" if error is None else _describe(error)
         recorded = self.skipped + self.done
         return WorkersLostError(
             f"the workers were lost ({reason}): {recorded} of {len(self.runs)} runs are recorded; "
@@ -322,7 +322,7 @@ class RunQueue(Generic[AnyRun]):
         self._tell(record)
 
     def _settle(self, future: Future[Record], chain: list[AnyRun], kind: str) -> list[AnyRun]:
-        """Record the first run of a chain; return what is left of it to run."""
+        """Record the first run of a chain; return its remaining runs."""
         if _is_lost(future):
             raise self._lost(None if future.cancelled() else future.exception())
         run, error = chain[0], future.exception()
@@ -360,5 +360,5 @@ def _is_lost(future: Future[Any]) -> bool:
     return isinstance(error, BrokenExecutor) and not isinstance(error, ProcessEndedError)
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
