@@ -16,10 +16,10 @@ from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, build
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step, save_step
+from poetmodel.torch import trace
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.exporting import export
 from poetmodel.torch.lowering.step import lower
-from poetmodel.torch.step.trace import trace
 
 CARDS = ("a100", "h100", "rtx4090")
 

@@ -4,7 +4,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -37,9 +36,7 @@ def depths(monkeypatch):
             seen.append(own[own.index("solve") :])
             return super().solve(*arguments, **options)
 
-    monkeypatch.setattr(registry, "_NAMES", (*registry.backend_names(), "watched"))
-    module = SimpleNamespace(Watched=Watched)
-    monkeypatch.setitem(sys.modules, "poetmodel.backends.watched", module)
+    monkeypatch.setattr(registry, "_registered", {**registry._registered, "watched": Watched})
     return seen
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.export.instructions import instructions
+from poetmodel.export.step import defer_updates
 from poetmodel.graph import Graph, Node, Phase
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class Freezable:
 
         It is that of a step that is captured so, but for names: see `shape_of`.
         """
-        return replace(self.graph, nodes=tuple(_in_order(self.restricted(names))))
+        ordered = ((node, ()) for node in _in_order(self.restricted(names)))
+        pairs = defer_updates(ordered, self.step.loss.buffer)
+        return replace(self.graph, nodes=tuple(node for node, _ in pairs))
 
     def trained_step(self, names: Collection[str]) -> LoweredStep:
         """Return the step of `trained`, with the calls that it makes."""
@@ -110,9 +113,12 @@ class Freezable:
     @cached_property
     def always(self) -> frozenset[int]:
         """The nodes of every step: those that the loss needs, and new values of buffers."""
-        graph = self.graph
-        loss = graph.node_of[graph.tensor_index[self.step.loss.buffer]]
-        return self._ancestors({loss, *(k for k in self.renewals if not self._is_state(k))})
+        renewals = {k for k in self.renewals if not self._is_state(k)}
+        return self._ancestors({self._loss_node} | renewals)
+
+    @property
+    def _loss_node(self) -> int:
+        return self.graph.node_of[self.graph.tensor_index[self.step.loss.buffer]]
 
     @cached_property
     def renewals(self) -> frozenset[int]:
@@ -131,7 +137,8 @@ class Freezable:
             readers = {k for i in read for k in graph.users_of[graph.state_of[i]]}
             makers = {graph.node_of[i] for i in graph.inputs_of[u]}
             outputs = (i for k in readers - {u} for i in graph.outputs_of[k])
-            places.update(readers | makers | {k for i in outputs for k in graph.users_of[i]})
+            users = {k for i in outputs for k in graph.users_of[i]}
+            places.update(readers | makers | users | {self._loss_node})
         return places
 
     @cached_property

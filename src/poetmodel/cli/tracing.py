@@ -274,7 +274,7 @@ class ProfileTarget(StrEnum):
     QEMU = "qemu"
 
 
-class Core(StrEnum):
+class CoreName(StrEnum):
     """The cores that are emulated."""
 
     M3 = "m3"
@@ -295,7 +295,7 @@ class EmulationOptions:
         "Where the step runs: on this host, or as exported C on a board that QEMU emulates. Then "
         "--device (default: nrf52840) gives clock, power and storage.",
     )
-    core: Core | None = _emulating(
+    core: CoreName | None = _emulating(
         None, "--core", "The Cortex that the C is built for; default: the device's, else m4."
     )
     instructions_per_cycle: float | None = _emulating(

@@ -249,7 +249,7 @@ class LoweredStep:
         from poetmodel.export.instructions import counted_nodes
 
         loss = changes.get("loss", self.loss)
-        pairs = _defer_updates(zip(nodes, calls, strict=True), loss.buffer)
+        pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)
         ordered = tuple(of_node for _, of_node in pairs)
         graph = replace(self.graph, nodes=counted_nodes((node for node, _ in pairs), ordered))
         return replace(self, graph=graph, calls=ordered, **changes)
@@ -259,7 +259,7 @@ def _output_names(node: Node) -> set[str]:
     return {tensor.name for tensor in node.outputs}
 
 
-def _defer_updates(
+def defer_updates(
     pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
 ) -> list[tuple[Node, tuple[Call, ...]]]:
     """Return nodes with their calls, those that replace state moved behind the node of the loss.

@@ -50,6 +50,7 @@ class Graph:
 
     Examples
     --------
+    >>> from poetmodel.graph import operation
     >>> graph = Graph(name="pair", nodes=(operation("a", output_bytes=8),
     ...                                   operation("b", output_bytes=4, inputs=("a",))))
     >>> graph.inputs_of[1], graph.users_of[0]

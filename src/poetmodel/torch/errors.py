@@ -239,7 +239,7 @@ def _users(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     """Return the first line of a user's code."""
     for frame, line in frames:
         path = frame.f_code.co_filename
-        if origin_of(path) in (Origin.USER, Origin.LIBRARY):
+        if origin_of(path) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
             return shown_line(path, line)
     return None
 
@@ -250,7 +250,7 @@ def shown_line(path: str, line: int) -> str:
     return f"{path}:{line}" + (f" ({text})" if text else "")
 
 
-class Origin(StrEnum):
+class CodeOrigin(StrEnum):
     """Whose code a file has."""
 
     USER = "user"
@@ -264,18 +264,18 @@ class Origin(StrEnum):
 
 
 @cache
-def origin_of(path: str) -> Origin:
+def origin_of(path: str) -> CodeOrigin:
     """Return whose code the file of a code object has."""
     file = Path(path)
     if path.startswith("<frozen "):
-        return Origin.STANDARD
+        return CodeOrigin.STANDARD
     if path.startswith("<") or "torchinductor" in path:
-        return Origin.GENERATED
+        return CodeOrigin.GENERATED
     if file.is_relative_to(Path(__file__).parents[1]):
-        return Origin.OWN
+        return CodeOrigin.OWN
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     if torch is not None and file.is_relative_to(Path(torch).parent):
-        return Origin.TORCH
+        return CodeOrigin.TORCH
     if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
-        return Origin.LIBRARY
-    return Origin.STANDARD if file.is_relative_to(Path(os.__file__).parent) else Origin.USER
+        return CodeOrigin.LIBRARY
+    return CodeOrigin.STANDARD if file.is_relative_to(Path(os.__file__).parent) else CodeOrigin.USER

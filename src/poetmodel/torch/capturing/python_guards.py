@@ -47,7 +47,7 @@ class Access(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class GuardedPlace:
     """A place that was read."""
 
     holder: Any
@@ -92,7 +92,7 @@ class PythonGuards:
 
     Parameters
     ----------
-    places : sequence of Place
+    places : sequence of GuardedPlace
         What was read.
     alternatives : mapping
         The forms that forward gives to places when it runs, by identity of the dict and key.
@@ -100,7 +100,7 @@ class PythonGuards:
 
     def __init__(
         self,
-        places: Sequence[Place] = (),
+        places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
         self._places = tuple(places)
@@ -187,7 +187,7 @@ class PythonGuards:
             return list(before), list(now)
         return (before, now) if isinstance(holder, set) else ("", "")
 
-    def _holds(self, place: Place) -> bool:
+    def _holds(self, place: GuardedPlace) -> bool:
         now = place.present()
         if place.access is Access.CONTENT:
             if self._comparison.is_same_content(place.value, now):
@@ -198,7 +198,7 @@ class PythonGuards:
         alternative = self._alternatives.get(place.spot, ABSENT)
         return alternative is not ABSENT and form_of(now) == alternative
 
-    def _is_left_by_forward(self, place: Place) -> bool:
+    def _is_left_by_forward(self, place: GuardedPlace) -> bool:
         """Return whether the items of a container that differ are as forward makes them."""
         holder, spot = place.holder, id(place.holder)
         if not isinstance(holder, dict):
@@ -213,7 +213,7 @@ class PythonGuards:
         return True
 
 
-def _is_dict(place: Place) -> bool:
+def _is_dict(place: GuardedPlace) -> bool:
     """Return whether a place is an item of a dict without ``__missing__``, or of a sequence."""
     return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.capturing.python_guards import Access, Place, PythonGuards
+from poetmodel.torch.capturing.python_guards import Access, GuardedPlace, PythonGuards
 from poetmodel.torch.capturing.python_values import (
     ABSENT,
     CONTAINERS,
@@ -46,7 +46,7 @@ from poetmodel.torch.capturing.python_values import (
     origin_of_module,
     read_at,
 )
-from poetmodel.torch.errors import RAISED, CaptureError, Origin, origin_of
+from poetmodel.torch.errors import RAISED, CaptureError, CodeOrigin, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,9 +60,9 @@ _MAX_ITEMS: Final = 10_000
 _MAX_ARRAY_BYTES: Final = 2**16
 _OWN: Final = frozenset(vars(torch.nn.Module())) | {"_flat_weights"}
 """Attributes of modules that other guards cover."""
-_NOT_FOLLOWED: Final = frozenset((Origin.TORCH, Origin.OWN, Origin.STANDARD))
+_NOT_FOLLOWED: Final = frozenset((CodeOrigin.TORCH, CodeOrigin.OWN, CodeOrigin.STANDARD))
 """Origins of functions whose names of files and closures are not the user's."""
-_USERS: Final = (Origin.USER, Origin.GENERATED)
+_USERS: Final = (CodeOrigin.USER, CodeOrigin.GENERATED)
 _PATCHED_STANDARD: Final = ("argparse",)
 """Modules of the standard library with objects that hold a user's values."""
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
@@ -95,7 +95,7 @@ class PythonReads:
     """
 
     def __init__(self, stepped: torch.nn.Module, loss_fn: object) -> None:
-        self._places: dict[tuple[int, Access, Any], Place] = {}
+        self._places: dict[tuple[int, Access, Any], GuardedPlace] = {}
         self._holders: dict[int, Any] = {}
         """Objects that were read or reached, by identity, so that no other gets the same one."""
         self._names: dict[int, str] = {}
@@ -252,7 +252,7 @@ class PythonReads:
         if is_module and name in _OWN:
             return
         frame = sys._getframe(2)  # noqa: SLF001 - the code that reads
-        if name == "__dict__" and origin_of(frame.f_code.co_filename) is Origin.TORCH:
+        if name == "__dict__" and origin_of(frame.f_code.co_filename) is CodeOrigin.TORCH:
             return
         while frame.f_code.co_name in _LOOKUPS and frame.f_back is not None:
             frame = frame.f_back
@@ -272,7 +272,7 @@ class PythonReads:
     def _record_read(self, value: Any, name: str, found: Any, frame: FrameType) -> None:
         self._holders.setdefault(id(value), value)  # for the site
         origin = origin_of(frame.f_code.co_filename)
-        if origin is Origin.OWN:
+        if origin is CodeOrigin.OWN:
             return
         attributes = attributes_of(value)
         owner = self._names.get(id(value))
@@ -338,7 +338,7 @@ class PythonReads:
         except TypeError:  # a key without a hash
             return
         first = value if isinstance(value, PLAIN) else id(value)
-        self._places[spot] = Place(holder, access, key, name, line, first)
+        self._places[spot] = GuardedPlace(holder, access, key, name, line, first)
 
     def _use(self, value: Any, name: str, line: Line | None, after: _Next) -> None:
         """Note what becomes of a value that was read: containers are read further."""
@@ -382,7 +382,7 @@ class PythonReads:
             return
         if isinstance(value, type):
             for kind in value.__mro__:
-                if key in vars(kind) and origin_of_module(kind.__module__) is not Origin.TORCH:
+                if key in vars(kind) and origin_of_module(kind.__module__) is not CodeOrigin.TORCH:
                     found = vars(kind)[key]
                     shown = f"{kind.__qualname__}.{key}"
                     if not issubclass(kind, PLAIN):
@@ -613,7 +613,11 @@ def _anchor(kind: type) -> type | None:
         return None
     anchor = None
     for base in kind.__mro__:
-        own = origin_of_module(base.__module__) in (Origin.USER, Origin.LIBRARY, Origin.GENERATED)
+        own = origin_of_module(base.__module__) in (
+            CodeOrigin.USER,
+            CodeOrigin.LIBRARY,
+            CodeOrigin.GENERATED,
+        )
         own = own or base.__module__ in _PATCHED_STANDARD
         flags = base.__flags__
         if own and flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE:
@@ -624,7 +628,7 @@ def _anchor(kind: type) -> type | None:
 def _line_of(frame: FrameType | None) -> Line | None:
     """Return the innermost line of a user or a package."""
     while frame is not None:
-        if origin_of(frame.f_code.co_filename) in (Origin.USER, Origin.LIBRARY):
+        if origin_of(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
             return (frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
@@ -676,7 +680,7 @@ def cell_value(cell: CellType) -> Any:
         return ABSENT
 
 
-def _fault(place: Place) -> str | None:
+def _fault(place: GuardedPlace) -> str | None:
     """Return why a place cannot be guarded."""
     value = place.holder if place.access is Access.CONTENT else None
     if value is None:
@@ -700,7 +704,7 @@ def _fault(place: Place) -> str | None:
     )
 
 
-def _is_guarded(place: Place) -> bool:
+def _is_guarded(place: GuardedPlace) -> bool:
     """Return whether a place has what was read of it; otherwise forward had set it before."""
     if place.access is Access.CONTENT:
         return True
@@ -721,7 +725,7 @@ class _Code:
         self.globals = names
         origin = origin_of(code.co_filename)
         self.is_followed = origin not in _NOT_FOLLOWED
-        self.is_library = origin is Origin.LIBRARY
+        self.is_library = origin is CodeOrigin.LIBRARY
         self.first: dict[str, Any] = {}
         """Values of the names of the file when the function was called first."""
         self.first_cells: dict[str, Any] = {}

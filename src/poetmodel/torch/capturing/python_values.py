@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.torch.errors import RAISED, Origin, origin_of, shown_line
+from poetmodel.torch.errors import RAISED, CodeOrigin, origin_of, shown_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ def form_of(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(content, set | frozenset):
         return (kind, frozenset(form_of(item, depth - 1) for item in content))
     attributes = attributes_of(value)
-    if attributes is None or origin_of_module(kind.__module__) is Origin.STANDARD:
+    if attributes is None or origin_of_module(kind.__module__) is CodeOrigin.STANDARD:
         return (kind,)
     return (kind, tuple((key, form_of(x, depth - 1)) for key, x in attributes.items()))
 
@@ -114,15 +114,15 @@ def has_tensors(form: Any) -> bool:
     return (isinstance(form, tuple) and form[:1] == ("tensor",)) or any(map(has_tensors, form))
 
 
-def origin_of_module(module: str) -> Origin:
+def origin_of_module(module: str) -> CodeOrigin:
     """Return whose code a module of Python is; a module of C is as the standard library."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
-        return Origin.STANDARD
+        return CodeOrigin.STANDARD
     if root in ("torch", "poetmodel"):
-        return Origin.TORCH if root == "torch" else Origin.OWN
+        return CodeOrigin.TORCH if root == "torch" else CodeOrigin.OWN
     file = getattr(sys.modules.get(module), "__file__", None)
-    return Origin.USER if file is None else origin_of(file)
+    return CodeOrigin.USER if file is None else origin_of(file)
 
 
 # -- comparison ----------------------------------------------------------------------------------

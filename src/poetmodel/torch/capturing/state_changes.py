@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.python_values import (
     form_of,
     has_tensors,
 )
-from poetmodel.torch.errors import CaptureError, Origin, origin_of, shown_line
+from poetmodel.torch.errors import CaptureError, CodeOrigin, origin_of, shown_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ class StateChanges:
             if spot not in tracer.lines:
                 continue
             line, (old, new) = tracer.lines[spot], tracer.values[spot]
-            if by_users and origin_of(line[0]) is not Origin.USER:
+            if by_users and origin_of(line[0]) is not CodeOrigin.USER:
                 continue
             how = f"sets {watched.shown(key)} to {describe(new)}"
             if old is not ABSENT:
@@ -390,7 +390,7 @@ class _ChangeTracer:
                 self.values[spot] = old, new
 
 
-_FOLLOWED: Final = (Origin.USER, Origin.LIBRARY)
+_FOLLOWED: Final = (CodeOrigin.USER, CodeOrigin.LIBRARY)
 
 
 class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]

@@ -65,7 +65,7 @@ class _Layout(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Call:
+class _LiveCall:
     """A call whose backward pass may still run."""
 
     graph: CountedGraph
@@ -189,7 +189,7 @@ class CountedGraph:
         def run(*arguments: Any) -> Any:
             self._begun.call = None
             results = compiled(*arguments)
-            call: _Call | None = self._begun.call
+            call: _LiveCall | None = self._begun.call
             if call is not None:
                 self._begun.call = None
                 call.node = _node_of(results)
@@ -215,13 +215,13 @@ class CountedGraph:
         largest = max(saved, key=lambda part: part[1], default=(None, 0))[0]
         return _Layout(results, largest, sum(size for _, size in saved))
 
-    def _call_of(self, layout: _Layout, outputs: Sequence[Any]) -> _Call:
+    def _call_of(self, layout: _Layout, outputs: Sequence[Any]) -> _LiveCall:
         def tensor(position: int, size: int) -> _Tensor:
             (storage,) = _storages_of(outputs[position])
             return _Tensor(StorageWeakRef(storage), size)
 
         saved = None if layout.saved is None else tensor(layout.saved, layout.saved_bytes)
-        return _Call(self, saved, tuple(tensor(*part) for part in layout.results))
+        return _LiveCall(self, saved, tuple(tensor(*part) for part in layout.results))
 
     def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the backward pass of the call whose saved tensors are among some arguments."""
@@ -245,13 +245,13 @@ class _Pass:
     graph: CountedGraph
     peak_bytes: int
     is_backward: bool = False
-    own: _Call | None = None
+    own: _LiveCall | None = None
     """The call of a backward pass."""
     keeps: bool = False
     """Whether that call stays live, as with ``retain_graph=True``."""
     given: dict[int, StorageWeakRef] = field(default_factory=dict)
     """Storages of its arguments, if any other call is live."""
-    call: _Call | None = None
+    call: _LiveCall | None = None
     """The call that a forward pass began."""
     handed: dict[int, _Tensor] = field(default_factory=dict)
     """Gradients, or results without a backward pass, if any other call is live."""
@@ -270,7 +270,7 @@ class LiveCalls:
         self.together_bytes = 0
         """Highest total of several calls that were live at once [B]; 0 if none were."""
         self._lock = Lock()
-        self._calls: list[_Call] = []
+        self._calls: list[_LiveCall] = []
         self._passes: list[_Pass] = []
         self._handed: dict[int, _Tensor] = {}
         """What passes handed over since the first live call, by the identity of the storage."""
@@ -286,7 +286,7 @@ class LiveCalls:
         self.refusal = text
         return text
 
-    def find(self, graph: CountedGraph, arguments: Sequence[Any]) -> _Call | None:
+    def find(self, graph: CountedGraph, arguments: Sequence[Any]) -> _LiveCall | None:
         """Return the call whose saved tensors are arguments of a backward pass.
 
         Calls of a graph that saves no tensor of its own hold the same bytes: the last one is taken.
@@ -299,7 +299,7 @@ class LiveCalls:
         return calls[-1] if calls else None
 
     def given(
-        self, arguments: Sequence[Any], own: _Call | None = None, *, keeps: bool = False
+        self, arguments: Sequence[Any], own: _LiveCall | None = None, *, keeps: bool = False
     ) -> dict[int, StorageWeakRef]:
         """Return the storages of arguments by identity; nothing where no other call is live."""
         is_alone = all(call is own for call in self._calls) and not (self._passes or self._handed)
