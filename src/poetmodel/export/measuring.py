@@ -21,7 +21,7 @@ from poetmodel.device.cores import CycleModel, core_of_target, find_core
 from poetmodel.device.costs import Cost
 from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
-from poetmodel.export.board import MACHINES, Target, build, require, run
+from poetmodel.export.board import MACHINES, Target, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.export.step import DataType
@@ -112,8 +112,7 @@ def emulated_board(
 ) -> tuple[Device, Target, CycleModel, float]:
     """Return a device, its emulated core, its cycles and its power [W].
 
-    Raises as `emulated_profile` does. Call this before a capture: it needs no step. Compiler and
-    emulator must be installed.
+    Raises as `emulated_profile` does for options. Call this before a capture: it needs no step.
     """
     board = load_device(device) if isinstance(device, str) else device
     hertz, power_w = board.clock_hz, board.compute.power_w
@@ -131,7 +130,6 @@ def emulated_board(
     target = Target(core or (Target.M4 if known is None else known.emulated_as))
     if core is not None and (known is None or known.emulated_as != core):
         known = core_of_target(core)
-    require(target)
     model = CycleModel(known, hertz, board.compute.memory_factor, instructions_per_cycle)
     return board, target, model, power_w
 
