@@ -204,7 +204,7 @@ def test_board_stopped_at_any_instruction_goes_on(toys, tmp_path):
         state = _resumed(toys, Target.M4, tmp_path, printed=len(stopped.losses))
         assert state in {None, whole.state}
         resumed += state is not None
-    assert resumed > 10
+    assert 5 < resumed < 25
 
 
 # -- programs that are missing, refuse, or take too long ------------------------------------------

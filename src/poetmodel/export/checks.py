@@ -160,8 +160,8 @@ def ram_refusal(
     tiles = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
     advice = list(remedies)
     if whole <= have:
-        amount = "give at least" if paging else "without paging give more than"
-        advice.insert(0, f"{amount} {whole:,} B")
+        more = "" if paging else "without paging "
+        advice.insert(0, f"{more}give at least {whole:,} B")
         remark = unit_remark(ram_bytes, whole)
         known = ""
     else:

@@ -141,6 +141,11 @@ class _Class(_Holder):
         """The plain attributes."""
         return plain_attributes(self.holder)
 
+    def present(self) -> Any:
+        """Return the plain attributes, and those that were plain before, such as a None."""
+        own = vars(self.holder)
+        return self.content | {key: own[key] for key in self.before if key in own}
+
     def spot(self, key: Any) -> Spot:
         """Return the identity of the class, and the name."""
         return (id(self.holder), key)
