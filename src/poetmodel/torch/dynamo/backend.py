@@ -408,9 +408,9 @@ class Backend(GraphPlanner):
         counted = CountedGraph(self._live, is_sharded=is_fsdp)
         forward, inference = self._compiler, self._inference
         if not self._is_predicted:
-            forward = _followed(forward, counted.count_forward)
-            backward = _followed(backward, counted.count_backward)
-            inference = _followed(inference, counted.count_inference)
+            forward = _count_passes(forward, counted.count_forward)
+            backward = _count_passes(backward, counted.count_backward)
+            inference = _count_passes(inference, counted.count_inference)
         compile_ = aot_autograd(
             fw_compiler=forward,
             bw_compiler=backward,
@@ -499,7 +499,7 @@ def _function() -> str:
     return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _followed(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> Callable[..., Run]:
+def _count_passes(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> Callable[..., Run]:
     """Return a compiler whose compiled passes are counted."""
     return lambda module, inputs: count(compiler(module, inputs))
 

@@ -150,38 +150,30 @@ class CountedGraph:
                 self._calls.end(begun)
             return outputs
 
-        return _boxed(forward, run)
+        return _mark_boxed(forward, run)
 
     def count_backward(self, run: Run) -> Run:
         """Return the compiled backward pass, which raises `BudgetError` before it would exceed."""
-
-        def backward(arguments: list[Any]) -> Any:
-            begun = self._calls.begin(self._backward_pass(arguments))
-            try:
-                gradients = run(arguments)
-                begun.handed = self._calls.handed_by(begun, gradients)
-                begun.is_done = True
-            finally:
-                self._calls.end(begun)
-            return gradients
-
-        return _boxed(backward, run)
+        return self._count_ending(run, self._backward_pass)
 
     def count_inference(self, run: Run) -> Run:
         """Return a compiled graph without a backward pass, counted likewise."""
+        return self._count_ending(run, self._inference_pass)
 
-        def inference(arguments: list[Any]) -> Any:
-            begun = _Pass(self, self.peaks.forward_bytes, given=self._calls.given(arguments))
-            self._calls.begin(begun)
+    def _count_ending(self, run: Run, make_pass: Callable[[Sequence[Any]], _Pass]) -> Run:
+        """Return a compiled pass that leaves no call live, counted as the pass of its arguments."""
+
+        def ending(arguments: list[Any]) -> Any:
+            begun = self._calls.begin(make_pass(arguments))
             try:
-                results = run(arguments)
-                begun.handed = self._calls.handed_by(begun, results)
+                values = run(arguments)
+                begun.handed = self._calls.handed_by(begun, values)
                 begun.is_done = True
             finally:
                 self._calls.end(begun)
-            return results
+            return values
 
-        return _boxed(inference, run)
+        return _mark_boxed(ending, run)
 
     def note_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled function, which notes the autograd node of each call."""
@@ -222,6 +214,10 @@ class CountedGraph:
 
         saved = None if layout.saved is None else tensor(layout.saved, layout.saved_bytes)
         return _LiveCall(self, saved, tuple(tensor(*part) for part in layout.results))
+
+    def _inference_pass(self, arguments: Sequence[Any]) -> _Pass:
+        given = self._calls.given(arguments)
+        return _Pass(self, self.peaks.forward_bytes, given=given)
 
     def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the backward pass of the call whose saved tensors are among some arguments."""
@@ -435,7 +431,7 @@ def _node_of(results: Any) -> weakref.ref[Any] | None:
     return None
 
 
-def _boxed(function: Run, run: Run) -> Run:
+def _mark_boxed(function: Run, run: Run) -> Run:
     """Return a function that takes its arguments out of a list, as the compiled one does."""
     if not getattr(run, "_boxed_call", False):
         raise AssertionError("a compiled pass takes its arguments as a list")
