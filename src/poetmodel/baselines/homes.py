@@ -44,7 +44,7 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _with_homes(problem, state, _given(method, *options, **named))
+        return _with_homes(problem, state, _bind_options(method, *options, **named))
 
     return schedule
 
@@ -54,12 +54,12 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return _with_homes(problem, (), _given(method, *options, **named))
+        return _with_homes(problem, (), _bind_options(method, *options, **named))
 
     return schedule
 
 
-def _given(
+def _bind_options(
     method: Scheduler[P], *options: P.args, **named: P.kwargs
 ) -> Callable[[Problem], Schedule]:
     """Return a method with its options as a function of the problem."""
@@ -76,7 +76,7 @@ def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return best_homes(problem, (_given(method, *options, **named),))
+        return best_homes(problem, (_bind_options(method, *options, **named),))
 
     return schedule
 

@@ -86,19 +86,19 @@ class Metric:
         return self.unit in (MetricUnit.JOULES, MetricUnit.SECONDS)
 
 
-def _simulated(
-    key: str, name: str, unit: MetricUnit, meaning: str, group: Group, **places: Any
+def _make_metric(
+    key: str,
+    name: str,
+    unit: MetricUnit,
+    meaning: str,
+    group: Group,
+    *,
+    is_claimed: bool = False,
+    **places: Any,
 ) -> Metric:
-    """Return a metric that is the attribute `key` of a simulation."""
-    of = attrgetter(key)
+    """Return a metric that the solve claims, or that is the attribute `key` of a simulation."""
+    of = None if is_claimed else attrgetter(key)
     return Metric(key=key, name=name, unit=unit, meaning=meaning, group=group, of=of, **places)
-
-
-def _claimed(
-    key: str, name: str, unit: MetricUnit, meaning: str, group: Group, **places: Any
-) -> Metric:
-    """Return a metric that the solve claims."""
-    return Metric(key=key, name=name, unit=unit, meaning=meaning, group=group, of=None, **places)
 
 
 _SCHEDULES: Final = frozenset(
@@ -124,7 +124,7 @@ _TABLES: Final = frozenset(
 )
 
 METRICS: Final[tuple[Metric, ...]] = (
-    _simulated(
+    _make_metric(
         "energy_j",
         "energy",
         MetricUnit.JOULES,
@@ -134,7 +134,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         listed=_TABLES | {Display.DIFF, Display.EXPLAIN},
         page_name="energy of a step",
     ),
-    _claimed(
+    _make_metric(
         "bound_j",
         "proven bound",
         MetricUnit.JOULES,
@@ -143,8 +143,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=frozenset({Display.FILE}),
         listed=frozenset({Display.PAGE}),
         page_name="proven bound on the energy",
+        is_claimed=True,
     ),
-    _simulated(
+    _make_metric(
         "baseline_energy_j",
         "baseline",
         MetricUnit.JOULES,
@@ -154,7 +155,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         listed=frozenset({Display.PAGE}),
         page_name="baseline: a single pass",
     ),
-    _simulated(
+    _make_metric(
         "overhead_j",
         "overhead",
         MetricUnit.JOULES,
@@ -164,7 +165,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         listed=frozenset({Display.SOLVE, Display.DIFF, Display.PAGE}),
         as_exact_as="energy_j",
     ),
-    _claimed(
+    _make_metric(
         "overhead_bound_j",
         "proven bound on the overhead",
         MetricUnit.JOULES,
@@ -172,16 +173,18 @@ METRICS: Final[tuple[Metric, ...]] = (
         Group.PROOF,
         stated=frozenset({Display.FILE, Display.SWEEP}),
         listed=frozenset({Display.PAGE}),
+        is_claimed=True,
     ),
-    _claimed(
+    _make_metric(
         "gap",
         "gap",
         MetricUnit.FRACTION,
         "distance between the energy overhead and its bound, relative to the overhead",
         Group.PROOF,
         stated=frozenset({Display.FILE, Display.SWEEP}),
+        is_claimed=True,
     ),
-    _simulated(
+    _make_metric(
         "peak_ram_bytes",
         "peak RAM",
         MetricUnit.BYTES,
@@ -190,7 +193,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_SCHEDULES | _PLANS,
         listed=_TABLES | {Display.DIFF},
     ),
-    _simulated(
+    _make_metric(
         "written_bytes",
         "paged out",
         MetricUnit.BYTES,
@@ -199,7 +202,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_COMMANDS | {Display.FILE},
         listed=_COMMANDS - {Display.REPORT} | {Display.PAGE},
     ),
-    _simulated(
+    _make_metric(
         "read_bytes",
         "paged in",
         MetricUnit.BYTES,
@@ -208,7 +211,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_COMMANDS,
         listed=_COMMANDS - {Display.REPORT} | {Display.PAGE},
     ),
-    _simulated(
+    _make_metric(
         "aux_used_bytes",
         "storage used",
         MetricUnit.BYTES,
@@ -217,7 +220,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_COMMANDS - {Display.DIFF},
         listed=_TABLES - {Display.SOLVE},
     ),
-    _simulated(
+    _make_metric(
         "steps_until_worn",
         "storage worn",
         MetricUnit.STEPS,
@@ -227,7 +230,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         listed=frozenset({Display.SOLVE, Display.VERIFY, Display.PAGE}),
         page_name="steps until the storage is worn",
     ),
-    _simulated(
+    _make_metric(
         "compute_s",
         "compute time",
         MetricUnit.SECONDS,
@@ -236,7 +239,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
         listed=_TABLES,
     ),
-    _simulated(
+    _make_metric(
         "transfer_s",
         "transfer time",
         MetricUnit.SECONDS,
@@ -245,7 +248,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
         listed=_TABLES,
     ),
-    _simulated(
+    _make_metric(
         "time_s",
         "time",
         MetricUnit.SECONDS,
@@ -254,7 +257,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=frozenset({Display.VERIFY, Display.DIFF, Display.EXPLAIN}),
         listed=frozenset({Display.DIFF}),
     ),
-    _simulated(
+    _make_metric(
         "makespan_s",
         "makespan",
         MetricUnit.SECONDS,
@@ -263,7 +266,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_SCHEDULES - {Display.DIFF, Display.EXPLAIN} | _PLANS,
         listed=_TABLES,
     ),
-    _simulated(
+    _make_metric(
         "stall_s",
         "stall",
         MetricUnit.SECONDS,
@@ -272,7 +275,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         stated=_PLANS,
         listed=frozenset({Display.PLAN}),
     ),
-    _claimed(
+    _make_metric(
         "build_s",
         "time to build models",
         MetricUnit.SECONDS,
@@ -280,8 +283,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         Group.EFFORT,
         stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
         listed=frozenset({Display.PAGE}),
+        is_claimed=True,
     ),
-    _claimed(
+    _make_metric(
         "solve_s",
         "time to search, solve and verify",
         MetricUnit.SECONDS,
@@ -289,6 +293,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         Group.EFFORT,
         stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
         listed=frozenset({Display.PAGE}),
+        is_claimed=True,
     ),
 )
 """All metrics, in the order of files."""

@@ -172,7 +172,7 @@ def sweep_queue(
         store=store,
         runs=runs,
         measure=measure,
-        failure=lambda run, error: failure(run, f"{type(error).__name__}: {error}"),
+        failure=lambda run, error: failure(run, _describe(error)),
         identity_of=lambda run: {"key": run.key, "name": run.name, "cell": run.to_dict()},
         chain_of=lambda run: run.chain if is_linked(run) else run,
         start_of=start,

@@ -52,7 +52,7 @@ class LocalProcesses(Executor):
             if idle is None:
                 idle = WorkerProcess()
                 self._processes.append(idle)
-            return idle.call(_called, function, *arguments)
+            return idle.call(_call_function, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
         """End all processes at once."""
@@ -62,7 +62,7 @@ class LocalProcesses(Executor):
             process.close()
 
 
-def _called(_: WorkerJob, function: Callable[..., Any], *arguments: Any) -> Any:
+def _call_function(_: WorkerJob, function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
@@ -167,8 +167,9 @@ def run_shipped(
     """
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
-    folders = {field: _written(contents) for field, contents in files.items()}
-    local = {field: f"{folders[field]}/{_base_name(fields[field])}" for field in files}
+    folders = {field: _write_files(contents) for field, contents in files.items()}
+    # The name of a method keeps its :FUNCTION.
+    local = {field: f"{folders[field]}/{Path(fields[field]).name}" for field in files}
     arguments = (measure, {**fields, **local}, start)
     if isolation is None:
         record = measure(*arguments[1:])
@@ -187,12 +188,7 @@ def run_shipped(
     return dict(json.loads(text))
 
 
-def _base_name(name: str) -> str:
-    """Return a file name without its folders; that of a method keeps ``:FUNCTION``."""
-    return Path(name).name
-
-
-def _written(files: Files) -> str:
+def _write_files(files: Files) -> str:
     """Write files to a folder that is named by their content; return its path."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
