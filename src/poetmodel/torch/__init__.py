@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.exporting import export
     from poetmodel.torch.int8.front import QuantizedFront
     from poetmodel.torch.int8.quantizing import quantized
+    from poetmodel.torch.int8.training import QuantizedNetwork, QuantizedSGD
     from poetmodel.torch.keras import from_keras
     from poetmodel.torch.onnx.module import from_onnx
     from poetmodel.torch.runtime.certificate import Certificate
@@ -37,6 +38,8 @@ _HOMES: Final = {
     "Joint": "capturing.joint_graph",
     "Profile": "runtime.profiling",
     "QuantizedFront": "int8.front",
+    "QuantizedNetwork": "int8.training",
+    "QuantizedSGD": "int8.training",
     "Step": "compilation",
     "Trace": "step.trace",
     "backend": "dynamo.backend",
@@ -69,6 +72,8 @@ __all__ = [
     "PageError",
     "Profile",
     "QuantizedFront",
+    "QuantizedNetwork",
+    "QuantizedSGD",
     "Step",
     "Trace",
     "backend",

@@ -18,6 +18,7 @@ from poetmodel.errors import shown
 from poetmodel.graph.zoo.state import RULES as UPDATES
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
+from poetmodel.torch.int8.training import QuantizedSGD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -456,6 +457,7 @@ class Muon(Rule):
 
 RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
     torch.optim.SGD: Sgd,
+    QuantizedSGD: Sgd,
     torch.optim.Adam: Adam,
     torch.optim.AdamW: AdamW,
     torch.optim.NAdam: NAdam,
@@ -541,7 +543,9 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
         return None
     if name == "momentum":
         return torch.optim.SGD(parameters, momentum=0.9)
-    kinds: dict[str, Any] = {rule.op: kind for kind, rule in RULES.items()}
+    kinds: dict[str, Any] = {
+        rule.op: kind for kind, rule in RULES.items() if kind is not QuantizedSGD
+    }
     optimizer: torch.optim.Optimizer = kinds[name](parameters)
     return optimizer
 
@@ -565,7 +569,7 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
     if kind not in RULES:
         # A class of the same name may be a user's own.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
-        *names, last = (known.__name__ for known in RULES)
+        *names, last = (known.__name__ for known in RULES if known is not QuantizedSGD)
         wanted = f"{', '.join(names)} or {last} of torch.optim"
         yield f"expected {wanted}, got {got or shown(optimizer)}"
         return
