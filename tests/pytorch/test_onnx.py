@@ -22,7 +22,7 @@ from kit.onnx_networks import MODELS, training, write  # noqa: E402
 from kit.onnx_operators import CASES, model_of, normal, whole  # noqa: E402
 from kit.rotation import rotating  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.export.io import load_step as load_step_file  # noqa: E402
+from poetmodel.lowered.io import load_step as load_step_file  # noqa: E402
 from poetmodel.torch.onnx.module import OPERATORS  # noqa: E402
 from poetmodel.torch.target import OnnxStep, load_step  # noqa: E402
 

@@ -15,11 +15,8 @@ from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
 from poetmodel.export.kernels import (
     FORWARDING,
-    RANDOM,
     SHARED,
-    SOURCES,
     headers,
-    kernel_source,
     licensed,
     prototypes,
     renamed,
@@ -27,9 +24,10 @@ from poetmodel.export.kernels import (
 )
 from poetmodel.export.packaging import command_block, template_words
 from poetmodel.export.source import BINARY_WEIGHTS, StepSource
-from poetmodel.export.step import DataType, Weights
-from poetmodel.export.tables import BYTES, tables_of
 from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
+from poetmodel.lowered.step import DataType, Weights
+from poetmodel.lowered.tables import BYTES, tables_of
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WORD: Final = re.compile(r"@([A-Z]+)@")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
-from poetmodel.export.step import DataType
+from poetmodel.lowered.step import DataType
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 
 def template_words(deployment: Deployment) -> Mapping[str, str]:

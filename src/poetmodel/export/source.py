@@ -15,8 +15,8 @@ import numpy as np
 from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
-from poetmodel.export.kernels import RANDOM, SOURCES
-from poetmodel.export.step import DataType
+from poetmodel.lowered.kernels import RANDOM, SOURCES
+from poetmodel.lowered.step import DataType
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor, Weights
+    from poetmodel.lowered.step import LoweredStep, NamedTensor, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",

@@ -26,11 +26,10 @@ from poetmodel.torch.cache import digest, tensor_form
 from poetmodel.torch.dynamo.backend import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
-from poetmodel.torch.dynamo.planning import EAGER_PEAK, PassPeaks
+from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
 from poetmodel.torch.graph.profiles import on_made_up
 from poetmodel.torch.graph.tensors import fake, heap_peak_bytes, storage_of, tensors_in
-from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -362,10 +361,10 @@ class InductorBackend(Backend):
         BudgetError
             If its kernels take more than the budget.
         """
-        ram, peak_bytes = self._wanted.ram, counted.peaks.forward_bytes
-        if ram == EAGER_PEAK or str(ram).strip().endswith("%"):
+        budget, peak_bytes = self._wanted.budget, counted.peaks.forward_bytes
+        budget_bytes = None if budget is None else budget.size_bytes
+        if budget_bytes is None:
             return peak_bytes
-        budget_bytes = parse_size(ram, field="ram")
         if peak_bytes > budget_bytes:
             raise BudgetError(
                 f"ram: kernels of Inductor take {peak_bytes:,} B for {counted.name}, and cannot be "

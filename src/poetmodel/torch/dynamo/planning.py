@@ -8,6 +8,7 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
@@ -22,7 +23,7 @@ from poetmodel.torch.compiled import of_solve
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.joint_graph import sizes_of
 from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
-from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
+from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -162,6 +163,11 @@ class BackendOptions:
     regions: Mapping[str, str | int] | None = None
     loss_only: bool = False
 
+    @property
+    def budget(self) -> Budget | None:
+        """The budget as stated; None for the peak of the model by itself, ``eager``."""
+        return None if self.ram == EAGER_PEAK else Budget.parse(self.ram)
+
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
     ) -> int:
@@ -170,15 +176,14 @@ class BackendOptions:
         A percentage is of the first shape of a function: the RAM of a host does not depend on its
         inputs. Where everything was kept, it still is; without gradients nothing is.
         """
-        if self.ram == EAGER_PEAK:
+        budget = self.budget
+        if budget is None:
             return keep_all_bytes if eager_bytes is None else eager_bytes
-        is_share = str(self.ram).strip().endswith("%")
-        if is_share and joint.is_inference:
+        if budget.share is not None and joint.is_inference:
             return keep_all_bytes
         first_bytes = call.first_bytes.setdefault(call.function, keep_all_bytes)
-        budget_bytes = parse_size(self.ram, field="ram", whole_bytes=first_bytes)
-        keeps = is_share and budget_bytes >= first_bytes
-        return max(budget_bytes, keep_all_bytes) if keeps else budget_bytes
+        budget_bytes = budget.resolve(first_bytes)
+        return max(budget_bytes, keep_all_bytes) if budget.keeps_all else budget_bytes
 
 
 class Outside(NamedTuple):
@@ -218,7 +223,7 @@ def check_budget(ram: object) -> None:
     """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
     if ram == EAGER_PEAK:
         return
-    size = parse_size(ram, field="ram", whole_bytes=_SOME_BYTES)  # type: ignore[arg-type]
+    size = Budget.parse(ram).resolve(_SOME_BYTES)  # type: ignore[arg-type]
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
     if size <= _PERCENT and str(ram).strip().isdigit():
@@ -466,7 +471,7 @@ def _too_little(
     )
     if least.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_share = str(wanted.ram).strip().endswith("%")
+    is_share = wanted.budget is not None and wanted.budget.share is not None
     return refusal(
         name,
         budget_bytes,
