@@ -5,6 +5,9 @@ What executes a step as a rule decides is in `poetmodel.heuristics.execution`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import time_left_s, time_limit
@@ -22,6 +25,27 @@ ATTEMPTS: Final = 24
 """How often `fitted` runs a method, each time with less RAM to fill."""
 FOR_RULES: Final = 0.9
 """Share of the time left that the rules of a method may take."""
+
+
+@dataclass(slots=True)
+class RuleWatch:
+    """Whether the time limit has stopped rules of a method."""
+
+    cut_short: bool = False
+
+
+_RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
+
+
+@contextmanager
+def watch_rules() -> Iterator[RuleWatch]:
+    """Yield a watch that records whether `cheapest`, called inside, omits rules at its limit."""
+    watch = RuleWatch()
+    before = _RULE_WATCH.set(watch)
+    try:
+        yield watch
+    finally:
+        _RULE_WATCH.reset(before)
 
 
 def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
@@ -82,7 +106,7 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
 
     Rules that do not apply are passed over. If none does, the reason of the first is raised. Rules
     have nine tenths of the time, as the caller verifies the schedule. If its end stops a rule, the
-    schedules found before count.
+    schedules found before count, and the `RuleWatch` around it records that.
     """
     found: list[Candidate] = []
     refusals: list[MethodNotApplicableError] = []
@@ -95,6 +119,9 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
             except TimeLimitError:
                 if not found:
                     raise
+                watch = _RULE_WATCH.get()
+                if watch is not None:
+                    watch.cut_short = True
                 break
     if not found:
         raise refusals[0]
