@@ -421,21 +421,29 @@ class LiveCalls:
         self._next_number, self._is_regular = 0, True
         self._whole_bytes = self._forward_bytes = 0
 
-    def _note(self, begun: _Pass, others: Sequence[_LiveCall], needed_bytes: int) -> None:
+    def _note(self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int) -> None:
         """Note a pass in the step, with what is in RAM beside it whichever plans are chosen."""
+        own = begun.own
         if begun.is_backward:
-            begun.number = -1 if begun.own is None else begun.own.number
-            self._is_regular = self._is_regular and begun.own is not None
+            begun.number = -1 if own is None else own.number
+            self._is_regular = self._is_regular and own is not None
         elif begun.graph.frontier is not None and not self.is_pinned:
             begun.number = self._next_number
             self._next_number += 1
         self._is_regular = self._is_regular and not self._passes
         planned = [call for call in others if call.may_save and call.number >= 0]
         waiting = tuple(call.number for call in planned)
-        fixed_bytes = needed_bytes - sum(call.saved_bytes for call in planned)
+        beside_bytes = held_bytes - sum(call.saved_bytes for call in planned)
+        fixed_bytes = beside_bytes + begun.peak_bytes
         if begun.number >= 0:
             peaks = begun.graph.peaks
             fixed_bytes -= peaks.backward_bytes if begun.is_backward else peaks.forward_bytes
+        if begun.is_backward and own is not None and not self._events[-1].is_backward:
+            beside_bytes += self.outside_bytes + own.held_bytes
+            if begun.number >= 0:
+                beside_bytes -= own.saved_bytes
+            calls = (*waiting, *([begun.number] if begun.number >= 0 else []))
+            self._events.append(Event(None, -1, False, calls, beside_bytes))  # noqa: FBT003
         self._events.append(
             Event(begun.graph.frontier, begun.number, begun.is_backward, waiting, fixed_bytes)
         )
@@ -480,23 +488,25 @@ class LiveCalls:
             held_bytes += sum(
                 tensor.alive_bytes for key, tensor in self._handed.items() if key not in begun.given
             )
-            outside_bytes = self.outside_bytes if len(graphs) > 1 or graph.is_several else 0
-            held_bytes += outside_bytes
             budget_bytes, is_known = self._budget_bytes(begun, others, held_bytes)
-            noted_bytes = needed_bytes = held_bytes + begun.peak_bytes
+            needed_bytes = held_bytes + begun.peak_bytes
             if begun.is_backward and self.budget_bytes is None:
                 needed_bytes = max(needed_bytes, self._forward_bytes)
             # A checkpoint that is computed again lets its results go before the backward pass.
             is_again = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001 - no other way
             is_open = is_known and not self.is_expected
-            if is_open and graph.peaks.backward_bytes and not (begun.is_backward or is_again):
+            is_first = graph.peaks.backward_bytes and not (begun.is_backward or is_again)
+            if is_open and is_first:
                 needed_bytes = max(needed_bytes, self._next_backward_bytes(graph, held_bytes))
+            if is_first and not self.is_expected and (len(graphs) > 1 or graph.is_several):
+                between_bytes = held_bytes + graph.held_bytes + self.outside_bytes
+                needed_bytes = max(needed_bytes, between_bytes)
             if needed_bytes <= budget_bytes:
                 if not is_known:
-                    self._forward_bytes = max(self._forward_bytes, noted_bytes)
+                    self._forward_bytes = max(self._forward_bytes, needed_bytes)
                 if len(graphs) > 1:
                     self.together_bytes = max(self.together_bytes, needed_bytes)
-                self._note(begun, others, noted_bytes - outside_bytes)
+                self._note(begun, others, held_bytes)
                 self._passes.append(begun)
                 return None
         if len(graphs) == 1:

@@ -122,10 +122,9 @@ class GraphPlanner:
         self._has_told = False
         self._live = LiveCalls(wanted.share_of_whole)
         self._live.wrapped_bytes = self._wrapped_bytes
-        outside_bytes = self._outside().peak_bytes
-        self._steps = StepPlanner(wanted.share_of_whole, wanted.stated_bytes, outside_bytes)
+        self._steps = StepPlanner(wanted.share_of_whole, wanted.stated_bytes)
         self._live.budget_bytes = wanted.stated_bytes
-        self._live.outside_bytes = self._steps.outside_bytes
+        self._live.outside_bytes = self._outside().peak_bytes
         self._ranks = Ranks(wanted.time_limit)
         self._frontier: Frontier | None = None
         """Plans of the graph that was captured last."""

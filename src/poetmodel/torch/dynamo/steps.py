@@ -35,7 +35,7 @@ _MOST_CHOICES: Final = 4
 
 
 class Event(NamedTuple):
-    """A pass of a step."""
+    """A pass of a step, or the time between the last forward and the first backward pass."""
 
     frontier: Frontier | None
     """The plans of its graph; None without a choice."""
@@ -155,16 +155,11 @@ class StepPlanner:
         The budget as a fraction of the peak of the first step with everything kept.
     budget_bytes : int, optional
         The budget in bytes, if it is stated so [B].
-    outside_bytes : int
-        What of the budget is for others [B].
     """
 
-    def __init__(
-        self, share_of_whole: float | None, budget_bytes: int | None, outside_bytes: int
-    ) -> None:
+    def __init__(self, share_of_whole: float | None, budget_bytes: int | None) -> None:
         self.share_of_whole = share_of_whole
         self.budget_bytes = budget_bytes
-        self.outside_bytes = outside_bytes
         self.current: Choice | None = None
         """Plans of the step that runs."""
         self._choices: dict[Hashable, Choice | None] = {}
@@ -196,19 +191,20 @@ class StepPlanner:
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> Choice | None:
         frontiers = frontiers_of(events)
-        whole_bytes = peak_of(events, [each.keep_all for each in frontiers]) + self.outside_bytes
+        whole_bytes = peak_of(events, [each.keep_all for each in frontiers])
         if self.budget_bytes is None:
             self.budget_bytes = int((self.share_of_whole or 1.0) * whole_bytes)
-        usable_bytes = self.budget_bytes - self.outside_bytes
         until_s = monotonic() + frontiers[0].source.wanted.time_limit
         candidates: dict[int, list[GraphPlan]] = {}
         for frontier in frontiers:
             if id(frontier) not in candidates:
-                candidates[id(frontier)] = frontier.plans(usable_bytes, until_s)
+                candidates[id(frontier)] = frontier.plans(self.budget_bytes, until_s)
         own = [candidates[id(frontier)] for frontier in frontiers]
 
+        budget_bytes = self.budget_bytes
+
         def chosen() -> list[int] | None:
-            plans = choose(events, own, usable_bytes)
+            plans = choose(events, own, budget_bytes)
             if plans is None:
                 return None
             return [
@@ -222,7 +218,7 @@ class StepPlanner:
         plans = [known[k] for k, known in zip(numbers, own, strict=True)]
         choice = Choice(
             plans=tuple(plans),
-            peak_bytes=peak_of(events, plans) + self.outside_bytes,
+            peak_bytes=peak_of(events, plans),
             budget_bytes=self.budget_bytes,
             keep_all_bytes=whole_bytes,
         )
