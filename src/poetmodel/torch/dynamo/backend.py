@@ -438,7 +438,7 @@ class Backend(GraphPlanner):
 
     def _variant(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
-    ) -> Variant:
+    ) -> CompiledVariant:
         """Compile a graph by one plan."""
         is_fsdp = self._call is not None and self._call.is_sharded
         counted = CountedGraph(self._live, is_sharded=is_fsdp)
@@ -458,14 +458,16 @@ class Backend(GraphPlanner):
         with ALONE, native_operators(), strides, lazy, rare_collections():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
-            return Variant(compiled, counted)
+            return CompiledVariant(compiled, counted)
         counted.set_plan(self._planned[-1])
         counted.frontier = self._frontier
         if counted.is_several and self._wanted.stated_bytes is None:
             counted.budget_bytes = 0  # a percentage is of all calls of the step
-        return Variant(counted.note_nodes(compiled), counted)
+        return CompiledVariant(counted.note_nodes(compiled), counted)
 
-    def variant(self, of: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]) -> Variant:
+    def variant(
+        self, of: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]
+    ) -> CompiledVariant:
         """Compile a graph that was captured before, by another plan."""
         call, frontier = of.frontier.source.call, self._frontier
         record = planned.record
@@ -548,7 +550,7 @@ class Backend(GraphPlanner):
         return self._compiler(_make_graph_module(module, graph))
 
 
-class Variant(NamedTuple):
+class CompiledVariant(NamedTuple):
     """A graph that was compiled by one plan."""
 
     run: Callable[..., Any]
@@ -566,18 +568,18 @@ class CallsOfGraph:
         The graph, as Dynamo captured it.
     frontier : Frontier
         Its plans.
-    base : Variant
+    base : CompiledVariant
         The first plan that was compiled.
     """
 
     def __init__(
-        self, back: Backend, module: fx.GraphModule, frontier: Frontier, base: Variant
+        self, back: Backend, module: fx.GraphModule, frontier: Frontier, base: CompiledVariant
     ) -> None:
         self.module = module
         self.frontier = frontier
         self._back = back
         self._base = base
-        self.variants: dict[int, Variant] = {}
+        self.variants: dict[int, CompiledVariant] = {}
         """By the identity of the plan."""
         if base.counted.is_several:
             self.variants[id(frontier.tight)] = base

@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class StepPlan:
     """Plans of the calls of a step."""
 
     plans: tuple[GraphPlan, ...]
@@ -160,18 +160,18 @@ class StepPlanner:
     def __init__(self, share_of_whole: float | None, budget_bytes: int | None) -> None:
         self.share_of_whole = share_of_whole
         self.budget_bytes = budget_bytes
-        self.current: Choice | None = None
+        self.current: StepPlan | None = None
         """Plans of the step that runs."""
-        self._choices: dict[Hashable, Choice | None] = {}
+        self._choices: dict[Hashable, StepPlan | None] = {}
 
     @property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[StepPlan]:
         """All choices that were made, in their order."""
         return [choice for choice in self._choices.values() if choice is not None]
 
     def begin_step(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
-    ) -> Choice | None:
+    ) -> StepPlan | None:
         """Choose the plans of a step by the passes of the one before; None without a choice."""
         key = signature(events)
         if key not in self._choices and len(self._choices) < _MOST_CHOICES:
@@ -189,7 +189,7 @@ class StepPlanner:
 
     def _choice(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
-    ) -> Choice | None:
+    ) -> StepPlan | None:
         frontiers = frontiers_of(events)
         whole_bytes = peak_of(events, [each.keep_all for each in frontiers])
         if self.budget_bytes is None:
@@ -216,7 +216,7 @@ class StepPlanner:
         if numbers is None:
             return None
         plans = [known[k] for k, known in zip(numbers, own, strict=True)]
-        choice = Choice(
+        choice = StepPlan(
             plans=tuple(plans),
             peak_bytes=peak_of(events, plans),
             budget_bytes=self.budget_bytes,
