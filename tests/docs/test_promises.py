@@ -112,7 +112,7 @@ What does `--commit` cost?
 How long does my flash last?
   reference/formats.md: results state after how many training steps the storage is worn
 Can I train with int8 weights?
-  concepts/deviations.md: To train int8 weights would take
+  guides/quantized.md: lets the weights of layers in int8 train, too
 My watchdog fires during a step. What now?
   guides/build-systems.md: run it in slices with `vTaskDelay(1)` between
 How do I put the arena into PSRAM?
