@@ -85,6 +85,12 @@ class ExportOptions:
         "--infer",
         "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
     )
+    evaluate: bool = options.option(
+        False,
+        "--evaluate",
+        "Export pm_evaluate too: loss and correct classes of a batch in evaluation mode; with "
+        "--commit also pm_keep_best and pm_restore_best.",
+    )
     byte_input: str | None = options.option(
         None,
         "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
@@ -155,8 +161,8 @@ class DeviceOptions(options.CommitOptions):
         "--time-limit TIME",
         "Wall-clock limit, seconds or a time such as 5min, from the start of the command on, or, "
         "where a step is captured, from then on. It is for reading a step file, all solves, plans "
-        "and addresses, those of pm_infer too; writing the files comes on top. The best that was "
-        "found by then is written.",
+        "and addresses, those of pm_infer and pm_evaluate too; writing the files comes on top. "
+        "The best that was found by then is written.",
         parser=options.seconds,
     )
     gap: float = options.how(
@@ -218,6 +224,7 @@ def export(
     shown = not output.json
     given: dict[str, Any] = planned.given() | {
         "infer": wanted.infer,
+        "evaluate": wanted.evaluate,
         "byte_inputs": _byte_inputs(wanted.byte_input),
         "prefix": wanted.prefix,
         "weights": wanted.weights,
@@ -240,6 +247,7 @@ def export(
             optimizer=wanted.optimizer,
             accumulate=wanted.accumulate,
             infer=wanted.infer,
+            evaluate=wanted.evaluate,
             device=board,
         )
     if wanted.target == ExportTarget.STEP:
@@ -287,7 +295,7 @@ def _byte_inputs(text: str | None) -> dict[str, str]:
 
 _GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
 _TAKEN: Final = {
-    ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "byte_input")),
+    ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "evaluate", "byte_input")),
     ExportTarget.EXECUTORCH: (
         "a program of ExecuTorch",
         ("ram", "device", "no_paging", "time_limit", "gap"),
@@ -368,6 +376,7 @@ def step_of(
     optimizer: options.OptimizerName | None,
     accumulate: int = 1,
     infer: bool = False,
+    evaluate: bool = False,
     device: Device | None = None,
 ) -> LoweredStep:
     """Capture what ``module:function`` returns or an ONNX file has, or read a step file.
@@ -405,14 +414,16 @@ def step_of(
             from poetmodel.export.checks import check_weight_bytes
 
             check_weight_bytes(trained_weight_bytes(model), device)
-        from poetmodel.torch.lowering.inference import with_inference  # loads PyTorch's compiler
+        from poetmodel.torch.lowering import inference  # loads PyTorch's compiler
         from poetmodel.torch.lowering.step import lower
         from poetmodel.torch.step.optimizers import named_optimizer
 
         name = name or default_name(what)
         chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
         step = lower(model, loss_fn, inputs, name=name, optimizer=chosen, accumulate=accumulate)
-        return with_inference(step, model, loss_fn, inputs) if infer else step
+        if infer:
+            step = inference.with_inference(step, model, loss_fn, inputs)
+        return inference.with_evaluation(step, model, loss_fn, inputs) if evaluate else step
 
 
 def _facts(deployment: Deployment) -> Iterator[Fact]:

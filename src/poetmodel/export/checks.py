@@ -123,7 +123,7 @@ def min_weight_bytes(step: LoweredStep) -> int:
 
     Only slices of state that are zeros throughout are left out there.
     """
-    steps = (step,) if step.inference is None else (step, step.inference)
+    steps = (step, *step.beside)
     return sum(
         part.buffers[name].type.itemsize * int(np.count_nonzero(array))
         for part in steps

@@ -17,7 +17,7 @@ from poetmodel.errors import BudgetError, InputError, VerificationError
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.deployment import (
     Deployment,
-    Inference,
+    ForwardPass,
     WeightsFormat,
     reserved_bytes,
     stack_bytes,
@@ -98,6 +98,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     commit_every: int = 1,
     checksum: bool = True,
     infer: bool = False,
+    evaluate: bool = False,
     byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
@@ -135,7 +136,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
     time_limit : float
         Wall time for everything but the writing of the files: all solves, plans and addresses,
-        those of an inference included [s]. What was found by then is written.
+        those of forward passes included [s]. What was found by then is written.
     gap : float
         Gap of the overhead at which the solver stops.
     commit : bool
@@ -148,6 +149,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer : bool
         Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
         been captured with it.
+    evaluate : bool
+        Whether ``pm_evaluate`` is wanted too: loss and correct classes of a batch in evaluation
+        mode, and with `commit` ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
     byte_inputs : mapping
         Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
         ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
@@ -199,12 +203,20 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         weights=weights,
         shared_kernels=shared_kernels,
     )
-    step = step if infer else replace(step, inference=None)
-    if infer and step.inference is None:
-        raise InputError(
-            f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
-            "capture it again, with infer"
-        )
+    for option, wanted, part in (
+        ("infer", infer, step.inference),
+        ("evaluate", evaluate, step.evaluation),
+    ):
+        if wanted and part is None:
+            raise InputError(
+                f"{option}: {step.graph.name} was captured without its forward pass in evaluation "
+                f"mode; capture it again, with {option}"
+            )
+    step = replace(
+        step,
+        inference=step.inference if infer else None,
+        evaluation=step.evaluation if evaluate else None,
+    )
     check_values(step)
     step = with_byte_inputs(step, byte_inputs)
     commit = commit or commit_every > 1
@@ -281,8 +293,11 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO, available_bytes=available)
     deployment = replace(deployment, plan=plan, arena=arena, result=result)
     if step.inference is not None:
-        inference = _inference(deployment, step.inference, problem, board, clock)
-        deployment = replace(deployment, inference=inference)
+        made = _forward_pass("inference", deployment, step.inference, problem, board, clock)
+        deployment = replace(deployment, inference=made)
+    if step.evaluation is not None:
+        made = _forward_pass("evaluation", deployment, step.evaluation, problem, board, clock)
+        deployment = replace(deployment, evaluation=made)
     _check_storage(
         deployment.least_stored_bytes,
         board,
@@ -349,10 +364,15 @@ def _fitted(
     return result, plan, arena
 
 
-def _inference(
-    deployment: Deployment, captured: LoweredStep, problem: Problem, device: Device, clock: Request
-) -> Inference:
-    """Plan an inference beside a step: in the RAM above the state that lives there."""
+def _forward_pass(
+    kind: str,
+    deployment: Deployment,
+    captured: LoweredStep,
+    problem: Problem,
+    device: Device,
+    clock: Request,
+) -> ForwardPass:
+    """Plan a forward pass beside a step: in the RAM above the state that lives there."""
     resident = deployment.resident_bytes
     mapped = deployment.plan.memory_mapped
     tensors, homes = deployment.step.graph, deployment.plan.resident or ()
@@ -365,8 +385,8 @@ def _inference(
         has_more = deployment.ram_bytes + missing <= device.ram_bytes
         more = f"give {missing:,} B more, or " if has_more else ""
         raise BudgetError(
-            f"ram: state in RAM leaves {max(0, room):,} B for an inference, and one node of it "
-            f"needs {least:,} B; {more}leave infer out"
+            f"ram: state in RAM leaves {max(0, room):,} B for an {kind}, and one node of it "
+            f"needs {least:,} B; {more}leave {_OPTIONS[kind]} out"
         )
     aux = problem.aux_limit_bytes
     wanted = replace(
@@ -378,7 +398,11 @@ def _inference(
         aux_bytes=None if aux is None else max(0, aux - deployment.least_stored_bytes),
     )
     _, plan, arena = _fitted(wanted, device, clock)
-    return Inference(step=step, plan=plan, arena=arena)
+    return ForwardPass(kind=kind, step=step, plan=plan, arena=arena)
+
+
+_OPTIONS: Final = {"inference": "infer", "evaluation": "evaluate"}
+"""The options that ask for forward passes, by their kinds."""
 
 
 def _check_storage(

@@ -168,7 +168,7 @@ def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     counts["commit"] += deployment.commit
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
-    counts["infer"] += deployment.inference is not None
+    counts["infer"] += len(deployment.passes)
     for line in statements:
         counts["node"] += line.startswith("PM_SLICE(")
         counts["driver"] += line.count("PM_TRY")

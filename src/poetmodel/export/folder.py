@@ -218,6 +218,10 @@ def manifest(
         **_exactness(step),
         "device": plan.device,
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
+        "arena_bytes_of": {
+            "step": arena.bytes,
+            **{each.kind: deployment.pass_bytes(each) for each in deployment.passes},
+        },
         "tile_bytes": deployment.tile_bytes,
         "ram": deployment.ram_map(),
         "flash": deployment.flash_map(),
@@ -240,6 +244,7 @@ def manifest(
             for value in step.states
         ],
         "gradients": [_value(value) for value in step.gradients],
+        **_evaluation(deployment),
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
@@ -281,6 +286,14 @@ def _cycles(deployment: Deployment) -> dict[str, Any]:
     result = deployment.result
     model = None if result is None else result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
+
+
+def _evaluation(deployment: Deployment) -> dict[str, Any]:
+    """Return what ``pm_evaluate`` gives, and whether the best generation is kept."""
+    if deployment.evaluation is None:
+        return {}
+    gives = ["loss", *["correct"] * deployment.counts_correct]
+    return {"evaluation": {"gives": gives, "keeps_best": deployment.keeps_best}}
 
 
 def _exactness(step: LoweredStep) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, chain
 from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
@@ -54,11 +54,11 @@ class StepSource:
         self.weights = weights
         self.program = ProgramSource(deployment, weights)
         self._body = list(self.program.lines())
-        self._inference: list[str] = []
-        if deployment.inference is not None:
-            inference = ProgramSource(deployment, weights, deployment.inference)
-            inference.lists, inference.kernels = self.program.lists, self.program.kernels
-            self._inference = list(inference.lines())
+        self._passes: dict[str, list[str]] = {}
+        for each in deployment.passes:
+            source = ProgramSource(deployment, weights, each)
+            source.lists, source.kernels = self.program.lists, self.program.kernels
+            self._passes[each.kind] = list(source.lines())
         self._buffers = list(
             dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
         )
@@ -71,7 +71,7 @@ class StepSource:
     @property
     def statements(self) -> tuple[str, ...]:
         """The lines of the programs."""
-        return (*self._body, *self._inference)
+        return (*self._body, *chain.from_iterable(self._passes.values()))
 
     @property
     def _draws(self) -> bool:
@@ -100,6 +100,9 @@ class StepSource:
             "OUTPUT_ELEMENTS": output_bytes(step) // 4,
             "STATE_SUMS": deployment.commit and deployment.checksum,
             "WRITES_EARLY": self.program.writes_early,
+            "EVALUATION": deployment.evaluation is not None,
+            "COUNTS_CORRECT": deployment.counts_correct,
+            "BEST": deployment.keeps_best,
             "RANDOM": self._draws,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
@@ -152,15 +155,20 @@ class StepSource:
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
         ]
-        inference = self.deployment.inference
-        inside = [] if inference is None else [*_inputs(inference.step, "inputs"), *self._inference]
+        passes = {
+            each.kind: [*_inputs(each.step, "inputs"), *self._passes[each.kind]]
+            for each in self.deployment.passes
+        }
         return {
             "ARENA_MAP": "\n".join(self._map()),
             "TABLES": tables,
             "LISTS": "\n".join(lists),
             "STEP_INPUTS": _indented(_inputs(self.step, "pm_progress.inputs")),
             "STEP_BODY": _indented(map(_indented_once, self._body)),
-            "INFERENCE_BODY": _indented(inside),
+            **{
+                f"{kind.upper()}_BODY": _indented(passes.get(kind, ()))
+                for kind in ("inference", "evaluation")
+            },
         }
 
     def _map(self) -> Iterator[str]:

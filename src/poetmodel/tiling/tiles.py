@@ -315,12 +315,14 @@ class _Tiling:
 
     def step(self) -> LoweredStep:
         """Return the step in tiles."""
-        whole, inference = self.whole, self.whole.inference
+        whole = self.whole
         slices = Slices(whole=whole, layouts=self._layouts, totals=self._totals, of=self.slices)
         made = [piece for k in range(len(self.graph.nodes)) for piece in self._pieces(slices, k)]
         pieces = ordered(made)
-        if inference is not None:
-            inference = _Tiling(inference, self._tile_bytes, self._kept, beside=self).step()
+        inference, evaluation = (
+            None if part is None else self._beside(part)
+            for part in (whole.inference, whole.evaluation)
+        )
         return whole.with_nodes(
             (piece.node for piece in pieces),
             (piece.calls for piece in pieces),
@@ -328,7 +330,12 @@ class _Tiling:
             states=tuple(map(slices.value, whole.states)),
             values=dict(slices.values()),
             inference=inference,
+            evaluation=evaluation,
         )
+
+    def _beside(self, part: LoweredStep) -> LoweredStep:
+        """Return a forward pass that reads the state of the step in its slices."""
+        return _Tiling(part, self._tile_bytes, self._kept, beside=self).step()
 
     def _pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
         """Yield the nodes that take the place of a node, in their order."""

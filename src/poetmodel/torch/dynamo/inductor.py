@@ -157,7 +157,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        require_whole_model()
+        require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
         if functorch.cse:
             gm.graph = partitioners.fx_graph_cse(gm.graph)
@@ -278,6 +278,8 @@ class InductorBackend(Backend):
     Inductor fuses and orders kernels as it likes. So what it wrote is run once, and where it takes
     more than the budget the plan gets less.
     """
+
+    _has_one_plan = True
 
     def __init__(self, wanted: BackendOptions) -> None:
         super().__init__(wanted, is_generated=is_generated)
