@@ -16,16 +16,9 @@ from poetmodel.export import board
 from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate
 from poetmodel.lowered.io import load_step
-from poetmodel.lowered.step import (
-    Buffer,
-    Call,
-    DataType,
-    LoweredStep,
-    NamedTensor,
-    Ref,
-    ScaledLearningRate,
-)
+from poetmodel.lowered.step import LoweredStep
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 

@@ -17,7 +17,7 @@ from poetmodel.model import build
 from poetmodel.model.compact import COMPACT
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.schedule.io import parse_document
+from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model

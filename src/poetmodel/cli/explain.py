@@ -26,8 +26,8 @@ from poetmodel.report.presenter import (
     row,
     state_facts,
 )
+from poetmodel.schedule.identity import OBJECTIVE_BOUND
 from poetmodel.schedule.metrics import Display, Group
-from poetmodel.schedule.relations import OBJECTIVE_BOUND
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:

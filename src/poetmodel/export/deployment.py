@@ -13,7 +13,7 @@ from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
 from poetmodel.lowered.kernels import changed
 from poetmodel.plan import Op
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.alignment import aligned
 from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
-    from poetmodel.lowered.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, pass_slot
 from poetmodel.export.ranges import Indices, indices_of, traced
-from poetmodel.lowered.fusing import FUSED
-from poetmodel.lowered.kernels import changed, parameters
-from poetmodel.lowered.loops import call_refs
-from poetmodel.lowered.step import (
+from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
     ConvolutionSizes,
@@ -21,6 +18,9 @@ from poetmodel.lowered.step import (
     Ref,
     ScaledLearningRate,
 )
+from poetmodel.lowered.fusing import FUSED
+from poetmodel.lowered.kernels import changed, parameters
+from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, ForwardPass
-    from poetmodel.lowered.step import Argument, NamedTensor, Weights
+    from poetmodel.lowered.calls import Argument, NamedTensor
+    from poetmodel.lowered.step import Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",

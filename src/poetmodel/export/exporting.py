@@ -31,7 +31,8 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
-from poetmodel.plan.arena import aligned_graph, alignment_on, check_arena
+from poetmodel.plan.alignment import aligned_graph, alignment_on
+from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request

@@ -26,8 +26,9 @@ from poetmodel.export.packaging import command_block, folder_words
 from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
-from poetmodel.lowered.step import DataType, Weights
+from poetmodel.lowered.step import Weights
 from poetmodel.lowered.tables import BYTES, tables_of
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.lowered.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.step import LoweredStep
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MANIFEST: Final = "manifest.json"

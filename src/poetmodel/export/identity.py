@@ -6,10 +6,11 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from poetmodel.lowered.step import WORKSPACE, Ref, ScaledLearningRate
+from poetmodel.lowered.calls import WORKSPACE, Ref, ScaledLearningRate
 
 if TYPE_CHECKING:
-    from poetmodel.lowered.step import Argument, Call, LoweredStep
+    from poetmodel.lowered.calls import Argument, Call
+    from poetmodel.lowered.step import LoweredStep
 
 
 def step_identity(step: LoweredStep) -> str:

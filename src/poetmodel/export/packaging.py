@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
-from poetmodel.lowered.step import DataType
+from poetmodel.lowered.calls import DataType
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
 from poetmodel.export.templates import read_template
+from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import RANDOM
-from poetmodel.lowered.step import DataType
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.templates import Words
-    from poetmodel.lowered.step import LoweredStep, NamedTensor, Weights
+    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.step import LoweredStep, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",

@@ -12,13 +12,14 @@ import numpy as np
 
 from poetmodel.errors import InputError, listed
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.loops import call_refs, merged
-from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from poetmodel.lowered.loops import Numbers
+    from poetmodel.lowered.step import LoweredStep
 
 BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""

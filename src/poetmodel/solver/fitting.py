@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.heuristics.neighbourhood import improved
 from poetmodel.placement import place
-from poetmodel.plan.arena import ALIGNMENT, Arena, aligned_graph, check_alignment
+from poetmodel.plan.alignment import ALIGNMENT, aligned_graph, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
     from poetmodel.problem import Problem
 
 FIRST_RATIO: Final = 0.6

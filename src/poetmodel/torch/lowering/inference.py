@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.graph import Phase
-from poetmodel.lowered.step import Call, DataType, LoweredStep, NamedTensor, Ref
+from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
 from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
+
+    from poetmodel.lowered.step import LoweredStep
 
 aten: Final = torch.ops.aten
 _LABELS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

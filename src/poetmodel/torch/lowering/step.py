@@ -16,8 +16,9 @@ from poetmodel.export.masks import masked
 from poetmodel.export.unrolled import unrolled
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
 from poetmodel.lowered.fusing import fused
-from poetmodel.lowered.step import Buffer, DataType, LoweredStep, NamedTensor
+from poetmodel.lowered.step import LoweredStep
 from poetmodel.torch.capturing.inputs import apart, empty_faults, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
