@@ -14,7 +14,7 @@ from kit.eager_steps import differing, keep_all
 from kit.networks import residual_step
 from kit.traced_models import rows
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
-from poetmodel.torch.step.trace import floor_bytes, keep_all_bytes, least_bytes, scheduled_graph
+from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, least_bytes, scheduled_graph
 
 nn = torch.nn
 

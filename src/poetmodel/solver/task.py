@@ -242,7 +242,7 @@ def _never_behind(request: Request, known: Candidate, bound: float) -> Request:
     """Return a request whose progress is never behind what is known already."""
 
     def report_best(progress: SolveProgress) -> bool | None:
-        value, least = progress.incumbent, progress.bound
+        value, least = progress.overhead, progress.overhead_bound
         least = bound if least is None else max(least, bound)
         if value is not None and value < known.value:
             return request.report(value, least, progress.schedule)
