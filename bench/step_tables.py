@@ -107,6 +107,25 @@ def compiled() -> str:
     return figures(lines, heads)
 
 
+def kept() -> str:
+    """Return what compiled steps with room for everything take beside eager's steps."""
+    runs = load("training")
+    lines = []
+    for run in runs[runs.method == "keep-all"].to_dict("records"):
+        pairs = pd.DataFrame(
+            run["pairs"], columns=["time", "processor", "eager_time", "eager_processor"]
+        )
+        ratios = (pairs[name] / pairs[f"eager_{name}"] for name in ("time", "processor"))
+        lines.append(
+            (
+                code(str(run["network"])),
+                seconds_text(pairs.eager_processor.median()),
+                *(f"{ratio.median():.2f}" for ratio in ratios),
+            )
+        )
+    return figures(lines, ("network", "eager's step", "time over eager's", "processor time"))
+
+
 def equal_stock(runs: pd.DataFrame) -> pd.DataFrame:
     """Return steps with Inductor's kernels at a measured peak of stock, each beside that run."""
     stock = runs[(runs.method == "stock") & runs.ran].set_index(["network", "share"])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -105,6 +106,17 @@ def test_signals_while_it_ends_change_nothing(tmp_path, solves):
         _, told = process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in told
         assert process.returncode in (0, -signal.SIGTERM)  # Python itself ends last
+
+
+@pytest.mark.slow
+def test_server_listens_on_this_machine_alone(tmp_path):
+    """At its address 127.0.0.1, and at no other one of the machine."""
+    with running(tmp_path, *SMALL) as explorer:
+        socket.create_connection(("127.0.0.1", explorer.port), timeout=PATIENCE_S).close()
+        others = {found[4][0] for found in socket.getaddrinfo(socket.gethostname(), None)}
+        for other in {*others, "127.0.0.2", "::1"} - {"127.0.0.1"}:
+            with pytest.raises(OSError):  # noqa: PT011 - refused, or not there
+                socket.create_connection((other, explorer.port), timeout=1.0)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from poetmodel.sweeps.tables import rows
 from poetmodel.sweeps.workers import files_of_run, run_shipped
 
 METHODS = ("optimal", "lru-paging")
-TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s"}
+TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s", "primal_integral_s"}
 
 
 def _runs(*ram, methods=METHODS):
