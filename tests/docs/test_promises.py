@@ -23,7 +23,7 @@ FUNCTION = re.compile(r"^(?:int|pm_real|const void \*) ?(pm_\w+)\([^;{]*\);", re
 FILES = {
     "poetmodel-graph": "graph/io.py",
     "poetmodel-schedule": "schedule/relations.py",
-    "poetmodel-plan": "plan/program.py",
+    "poetmodel-plan": "plan/versions.py",
     "poetmodel-step": "lowered/io.py",
     "poetmodel-export": "export/folder.py",
 }
