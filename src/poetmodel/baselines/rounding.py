@@ -123,7 +123,7 @@ class _Relaxation:
         self.levels = _kept_levels(problem, usable - int(allowance * usable))
         """For each span of stages in which a tensor stays in part: tensor, first and last stage
         that begin with it, share."""
-        self.pinned = _pinned(problem)
+        self.pinned = _pin_checkpoints(problem)
         self.seen: set[bytes] = set()
         """Rounded checkpoints so far."""
 
@@ -172,7 +172,7 @@ def _kept_levels(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, 
     ]
 
 
-def _pinned(problem: Problem) -> Checkpoints:
+def _pin_checkpoints(problem: Problem) -> Checkpoints:
     """Return the checkpoints of tensors that cannot be recomputed, up to their last need."""
     graph = problem.graph
     again = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}

@@ -215,7 +215,7 @@ class _FittingSearch:
 
     def run(self, most_solves: int) -> Fitted:
         """Solve until the addresses fit, or nothing is left to try."""
-        first = self._solved(self.problem, FIRST_RATIO)
+        first = self._solve_within(self.problem, FIRST_RATIO)
         if first.schedule is None or first.violations:
             return Fitted(first, None, None)
         plan, arena = self._placed(first.schedule, self.usable_bytes)
@@ -265,7 +265,7 @@ class _FittingSearch:
         cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
         if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
             return Fitted(first, plan, arena)
-        result = self._solved(self.problem, 1.0, start=first.schedule)
+        result = self._solve_within(self.problem, 1.0, start=first.schedule)
         first = _judged(
             replace(
                 first,
@@ -307,7 +307,9 @@ class _FittingSearch:
                     return fitted
         return None
 
-    def _solved(self, stated: Problem, ratio: float, start: Schedule | None = None) -> SolveResult:
+    def _solve_within(
+        self, stated: Problem, ratio: float, start: Schedule | None = None
+    ) -> SolveResult:
         """Solve a problem within a share of the time that is left, but for that of a plan."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
         more: SearchKeywords = {} if start is None else {"start": start}
@@ -317,12 +319,12 @@ class _FittingSearch:
     def _from(self, first: SolveResult, less: Problem) -> SolveResult:
         """Solve with less RAM, from what the first solve has reached if it was cut short."""
         if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
-            return self._solved(less, 1 / 2)
+            return self._solve_within(less, 1 / 2)
         if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not less.is_overlapping:
             return self._searched(first, less)
         most_s = min(QUICK_S, self.clock.remaining_s() / 4)
         start = _refitted(less, first.require_schedule(), most_s=most_s)
-        return self._solved(less, 1 / 2, start)
+        return self._solve_within(less, 1 / 2, start)
 
     def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
         """Search with less RAM, from what the first solve has reached, for half of the time left.
