@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_killed_server_loses_nothing(tmp_path):
 
 def stored(store, point):
     """Return whether a point is in the store with a schedule and a bound."""
-    with sqlite3.connect(store) as connection:
+    with closing(sqlite3.connect(store)) as connection:
         query = "SELECT 1 FROM points WHERE id = ? AND value IS NOT NULL AND bound > 0"
         return connection.execute(query, (point,)).fetchone() is not None
 

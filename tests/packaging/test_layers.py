@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -293,6 +294,16 @@ def test_every_place_on_the_map_exists():
         for part in name.split("."):
             defined = rf"^ *(class|def) {part}\b|^{part}\b.*="
             assert re.search(defined, source, re.MULTILINE), f"{file}: {name}"
+
+
+def test_each_python_of_the_classifiers_is_tested():
+    """The oldest one by every part of tox, and a part of its own for each newer one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)]
+    assert project["requires-python"] == f">=3.{named[0]}"
+    parts = f"[testenv:nightly-py3{{{','.join(named[1:])}}}]"
+    assert parts in (ROOT / "tox.ini").read_text(encoding="utf-8")
 
 
 def test_no_class_name_is_given_twice():
