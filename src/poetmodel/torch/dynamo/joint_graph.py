@@ -17,7 +17,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from poetmodel.graph import Graph, Phase
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.dropout import dropout_mask
-from poetmodel.torch.graph.operators import is_effect, is_foreign, module_of, operator_name
+from poetmodel.torch.graph.operators import (
+    is_effect,
+    is_foreign,
+    is_wait,
+    module_of,
+    operator_name,
+)
 from poetmodel.torch.graph.profiles import predicted
 from poetmodel.torch.graph.step_graph import StepGraph
 from poetmodel.torch.graph.tensors import fake, storage_of, tensors_in
@@ -64,6 +70,9 @@ class JointGraph(StepGraph):
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
         _check(graph)
+        for node in graph.nodes:
+            if is_wait(node.target):  # it returns the tensor that it waits for
+                node.meta["val"] = node.all_input_nodes[0].meta["val"]
         (self.output,) = graph.find_nodes(op="output")
         self.results: list[Any] = _pytree.tree_leaves(self.output.args)
         count = len(self.results) if forward_outputs is None else forward_outputs
