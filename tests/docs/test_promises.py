@@ -22,7 +22,7 @@ FUNCTION = re.compile(r"^(?:int|pm_real|const void \*) ?(pm_\w+)\([^;{]*\);", re
 """The declaration of a function in a header of exported C."""
 FILES = {
     "poetmodel-graph": "graph/io.py",
-    "poetmodel-schedule": "schedule/relations.py",
+    "poetmodel-schedule": "schedule/identity.py",
     "poetmodel-plan": "plan/versions.py",
     "poetmodel-step": "lowered/io.py",
     "poetmodel-export": "export/folder.py",
