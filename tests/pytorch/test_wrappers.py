@@ -244,7 +244,5 @@ def train_in_a_group(rank, folder):
 @pytest.mark.slow
 def test_two_processes_train_as_the_advice_says(tmp_path, monkeypatch, pytestconfig):
     """By DDP and by FSDP2, with eager's bits."""
-    monkeypatch.syspath_prepend(
-        pytestconfig.rootpath
-    )  # the processes import this module by its name
+    monkeypatch.syspath_prepend(pytestconfig.rootpath)  # processes import this module by name
     torch.multiprocessing.spawn(train_in_a_group, (tmp_path,), nprocs=2)

@@ -8,6 +8,7 @@ order derives from `Execution`. A method that knows beforehand what stays in RAM
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -87,6 +88,27 @@ def last_resort(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
             raise refusal from None
     finally:
         _LAST_RESORT.reset(before)
+
+
+@dataclass(slots=True)
+class RuleWatch:
+    """Whether the time limit has stopped rules of a method."""
+
+    cut_short: bool = False
+
+
+_RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
+
+
+@contextmanager
+def watch_rules() -> Iterator[RuleWatch]:
+    """Yield a watch that records whether `cheapest`, called inside, omits rules at its limit."""
+    watch = RuleWatch()
+    before = _RULE_WATCH.set(watch)
+    try:
+        yield watch
+    finally:
+        _RULE_WATCH.reset(before)
 
 
 class Execution:
@@ -448,7 +470,7 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
 
     Rules that do not apply are passed over. If none does, the reason of the first is raised. Rules
     have nine tenths of the time, as the caller verifies the schedule. If its end stops a rule, the
-    schedules found before count.
+    schedules found before count, and the `RuleWatch` around it records that.
     """
     found: list[Candidate] = []
     refusals: list[MethodNotApplicableError] = []
@@ -461,6 +483,9 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
             except TimeLimitError:
                 if not found:
                     raise
+                watch = _RULE_WATCH.get()
+                if watch is not None:
+                    watch.cut_short = True
                 break
     if not found:
         raise refusals[0]
