@@ -213,14 +213,18 @@ def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
             equal = all(map(_is_equal, left, expected))
             own |= {**found, "equal": equal}
         methods.append(own)
-    gathered: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, methods)
-    if distributed.get_rank() == 0:
-        Path(file).write_text(json.dumps(gathered), encoding="utf-8")
+        _write(methods, file)  # now: after a refusal a wrapper may end the process
     distributed.barrier()
     distributed.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # threads of the profiler
+
+
+def _write(methods: list[dict[str, Any]], file: str) -> None:
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, methods)
+    if distributed.get_rank() == 0:
+        Path(file).write_text(json.dumps(gathered), encoding="utf-8")
 
 
 def _is_equal(own: Any, expected: Any) -> bool:

@@ -130,8 +130,8 @@ class GraphPlanner:
         """Plans of the graph that was captured last."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules in which the back end compiled something."""
-        self._has_shards = False
-        """Whether FSDP2 shards something that the back end compiled."""
+        self._sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """Modules that FSDP2 shards and in which the back end compiled something."""
 
     @contextmanager
     def first_call(
@@ -170,11 +170,11 @@ class GraphPlanner:
     def _wrapped_bytes(self) -> int:
         """Return what DDP and FSDP2 have now beside compiled functions [B]."""
         size = sum(map(bucket_bytes, self._replicas))
-        return size + gathered_bytes() if self._has_shards else size
+        return size + gathered_bytes(self._sharded) if self._sharded else size
 
     def _share(self, form: str, make: Callable[[], Any]) -> Any:
         """Return the answer of the first process, if a wrapper needs the same in all."""
-        if self._replicas or self._has_shards:
+        if self._replicas or self._sharded:
             return self._ranks.share(form, make)
         return make()
 
