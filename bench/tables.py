@@ -127,6 +127,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "compiled": steps.compiled,
     "fused": steps.fused,
     "library": steps.library,
+    "processes": steps.processes,
     "library-inductor": partial(steps.library, "stock"),
     "boards": steps.boards,
     "board-steps": steps.board_steps,

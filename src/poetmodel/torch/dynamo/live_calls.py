@@ -439,9 +439,10 @@ class LiveCalls:
             peaks = begun.graph.peaks
             fixed_bytes -= peaks.backward_bytes if begun.is_backward else peaks.forward_bytes
         if begun.is_backward and own is not None and not self._events[-1].is_backward:
-            beside_bytes += self.outside_bytes + own.held_bytes
-            if begun.number >= 0:
-                beside_bytes -= own.saved_bytes
+            # Results may be gone by now.
+            beside_bytes += self.outside_bytes + sum(result.bytes for result in own.results)
+            if begun.number < 0:
+                beside_bytes += own.saved_bytes
             calls = (*waiting, *([begun.number] if begun.number >= 0 else []))
             self._events.append(Event(None, -1, False, calls, beside_bytes))  # noqa: FBT003
         self._events.append(
