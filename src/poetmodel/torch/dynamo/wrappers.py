@@ -17,7 +17,7 @@ from torch._dynamo.exc import Unsupported
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
 """The mode in which Dynamo splits a model into the buckets of DDP."""
@@ -70,10 +70,11 @@ def sharded_around(value: object) -> list[torch.nn.Module]:
     return [module for module in found if any(value is part for part in module.modules())]
 
 
-def gathered_bytes(modules: Iterable[torch.nn.Module]) -> int:
+def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) -> int:
     """Return what FSDP2 has now beside sharded parameters, in models of some sharded modules [B].
 
-    Parameters that are gathered, buffers of collectives, and sharded gradients.
+    Parameters that are gathered, buffers of collectives, and gradients, without storages whose
+    identity is `known`.
     """
     storages: dict[int, int] = {}
 
@@ -81,7 +82,8 @@ def gathered_bytes(modules: Iterable[torch.nn.Module]) -> int:
         if isinstance(value, torch.Tensor):
             value = getattr(value, "_local_tensor", value)
             storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
+            if storage._cdata not in known:
+                storages[storage._cdata] = storage.nbytes()
 
     own = [module._get_fsdp_state() for module in modules]
     states = {id(state): state for first in own for state in (first, *first._state_ctx.all_states)}
@@ -98,6 +100,7 @@ def gathered_bytes(modules: Iterable[torch.nn.Module]) -> int:
                 for value in parameter.all_gather_outputs:
                     add(value)
                 add(parameter.sharded_param.grad)
+                add(getattr(getattr(parameter, "_unsharded_param", None), "grad", None))
                 add(parameter.unsharded_accumulated_grad)
     return sum(storages.values())
 
