@@ -168,7 +168,7 @@ class GraphPlanner:
                 self._call = None
 
     def _wrapped_bytes(self, known: Container[int] = ()) -> int:
-        """Return what DDP and FSDP2 have now beside compiled functions, and `known` storages [B]."""
+        """Return what DDP and FSDP2 have beside compiled functions and `known` storages [B]."""
         size = sum(map(bucket_bytes, self._replicas))
         return size + gathered_bytes(self._sharded, known) if self._sharded else size
 

@@ -17,7 +17,7 @@ from torch._dynamo.exc import Unsupported
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Iterator
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
 """The mode in which Dynamo splits a model into the buckets of DDP."""
@@ -76,33 +76,31 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) ->
     Parameters that are gathered, buffers of collectives, and gradients, without storages whose
     identity is `known`.
     """
-    storages: dict[int, int] = {}
-
-    def add(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            value = getattr(value, "_local_tensor", value)
-            storage = value.untyped_storage()
-            if storage._cdata not in known:
-                storages[storage._cdata] = storage.nbytes()
-
     own = [module._get_fsdp_state() for module in modules]
     states = {id(state): state for first in own for state in (first, *first._state_ctx.all_states)}
-    for state in states.values():
-        communication = state._comm_ctx
-        if (gathered := getattr(communication, "all_gather_state", None)) is not None:
-            add(gathered.all_gather_result.all_gather_output)
-        for reduced in getattr(communication, "reduce_scatter_states", ()):
-            add(reduced.reduce_scatter_input)
-        for group in state._fsdp_param_groups:
-            if group._all_gather_result is not None:
-                add(group._all_gather_result.all_gather_output)
-            for parameter in group.fsdp_params:
-                for value in parameter.all_gather_outputs:
-                    add(value)
-                add(parameter.sharded_param.grad)
-                add(getattr(getattr(parameter, "_unsharded_param", None), "grad", None))
-                add(parameter.unsharded_accumulated_grad)
+    storages: dict[int, int] = {}
+    for value in (value for state in states.values() for value in _gathered_by(state)):
+        if isinstance(value, torch.Tensor):
+            storage = getattr(value, "_local_tensor", value).untyped_storage()
+            if storage._cdata not in known:
+                storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
+
+
+def _gathered_by(state: Any) -> Iterator[Any]:
+    """Yield what FSDP2 has for a module beside sharded parameters; not all are tensors."""
+    communication = state._comm_ctx
+    if (gathered := getattr(communication, "all_gather_state", None)) is not None:
+        yield gathered.all_gather_result.all_gather_output
+    for reduced in getattr(communication, "reduce_scatter_states", ()):
+        yield reduced.reduce_scatter_input
+    for group in state._fsdp_param_groups:
+        yield getattr(group._all_gather_result, "all_gather_output", None)
+        for parameter in group.fsdp_params:
+            yield from parameter.all_gather_outputs
+            yield parameter.sharded_param.grad
+            yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            yield parameter.unsharded_accumulated_grad
 
 
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
