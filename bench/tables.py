@@ -129,6 +129,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "kept": steps.kept,
     "fused": steps.fused,
     "library": steps.library,
+    "processes": steps.processes,
     "library-inductor": partial(steps.library, "stock"),
     "boards": steps.boards,
     "board-steps": steps.board_steps,

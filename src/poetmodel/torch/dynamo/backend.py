@@ -42,7 +42,7 @@ from poetmodel.torch.dynamo.wrappers import (
     add_wrapper_advice,
     has_compiled_siblings,
     has_ddp_buckets,
-    is_sharded,
+    sharded_around,
     wrapper_advice,
 )
 from poetmodel.torch.errors import CaptureError, explained
@@ -391,13 +391,13 @@ class Backend(GraphPlanner):
 
     def _surroundings(self) -> dict[str, Any]:
         """Return what is known of wrappers, and of other calls, around the function."""
-        is_fsdp, ddp = _is_sharded(), active_ddp()
-        self._has_shards = self._has_shards or is_fsdp
+        sharded, ddp = _sharded(), active_ddp()
+        self._sharded.update(sharded)
         if ddp is not None:
             self._replicas.add(ddp)
         is_part = has_ddp_buckets() or any(map(has_compiled_siblings, _modules()))
         return {
-            "is_sharded": is_fsdp,
+            "is_sharded": bool(sharded),
             "is_several": is_part and not self._has_one_plan,
             "wrapped_bytes": self._wrapped_bytes(),
         }
@@ -614,9 +614,9 @@ def _modules() -> list[torch.nn.Module]:
     return [value for value in values if isinstance(value, torch.nn.Module)]
 
 
-def _is_sharded() -> bool:
-    """Return whether FSDP2 shards a module that the captured function has as a local variable."""
-    return any(map(is_sharded, _modules()))
+def _sharded() -> list[torch.nn.Module]:
+    """Return what FSDP2 shards around modules that the function has as local variables."""
+    return [sharded for module in _modules() for sharded in sharded_around(module)]
 
 
 def _function() -> str:
@@ -651,7 +651,7 @@ def require_whole_model(*, has_one_plan: bool) -> None:
             "inside, then wrap it"
         )
     if translator is not None and not translator.one_graph:
-        if advice := wrapper_advice(is_sharded=_is_sharded()):
+        if advice := wrapper_advice(is_sharded=bool(_sharded())):
             raise CaptureError(advice)
         raise CaptureError(
             "the saved tensors of several graphs add up, and what is between graphs has no budget: "
