@@ -34,6 +34,9 @@ from poetmodel.heuristics import greedy
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.heuristics.penalties import PenalizedObjective
+from poetmodel.heuristics.recoveries import Recoveries
+from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, STORAGE_HOME, Restoration
 from poetmodel.problem import Problem
 from poetmodel.result import Status
@@ -563,10 +566,49 @@ def test_ram_is_that_of_the_simulator(part, state):
         again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
         assert again.schedule() == partial.schedule()
         check(again)
+        assert again.gaps == partial.gaps
         for restoration in rng.sample(restorations, len(restorations) // 3):
             partial.drop(restoration) if restoration in partial else partial.add(restoration)
+            if rng.random() < 0.3:  # what is known of some peaks is taken back, too
+                partial.peak(rng.randrange(len(graph.nodes)))
+        again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
+        stages = range(len(graph.nodes))
+        assert [partial.peak(t) for t in stages] == again.peaks().tolist()
+        assert (partial.row_bytes.tolist(), partial.gaps) == (again.row_bytes.tolist(), again.gaps)
         partial.undo(mark)
         assert state_of(partial) == before
+
+
+@pytest.mark.parametrize("state", KINDS)
+@parts(3)
+def test_what_is_at_hand_fits_by_the_simulator(part, state):
+    """What a step reads with no restoration is in RAM; kept for it, no stage exceeds the limit."""
+    kept = 0
+    for number in part.of(range(60)):
+        rng = seeded(f"at hand/{state}/{number}")
+        graph, costs = random_case(rng, state, (4, 12), max_bytes=50)
+        problem = Problem(graph, costs, ram=1)
+        partial = PartialSchedule(graph, working=problem.working_graph)
+        for restoration in random_restorations(rng, problem, 0.1):
+            partial.add(restoration)
+        peaks = partial.peaks()
+        limit = int(peaks.max()) + rng.choice((0, 10, 30))
+        prices = PenalizedObjective(problem).prices(0.0)
+        recoveries = Recoveries(Repair(problem, partial, prices, limit))
+        for k, node in enumerate(graph.nodes):
+            for t in range(k + 1, graph.last_stages[k] + 1):
+                if node.recomputable and Restoration(t, k, RECOMPUTE) not in partial:
+                    inputs = partial.working.inputs_of[k]
+                    missing = [i for i in inputs if not partial.is_available(i, t)]
+                    if len(missing) == 1 and recoveries.is_at_hand(missing[0], t):
+                        mark, first = partial.mark(), partial.kept_from(missing[0], t)
+                        partial.add(Restoration(t, k, RECOMPUTE))
+                        assert partial.is_available(missing[0], t)
+                        assert all(partial.peak(stage) <= limit for stage in range(first, t))
+                        partial.undo(mark)
+                        kept += 1
+                    assert all(recoveries.is_at_hand(i, t) for i in inputs if i not in missing)
+    assert kept
 
 
 def test_state_that_comes_home_is_no_longer_paged_in():

@@ -58,6 +58,7 @@ class SolverCall:
         self._bound: float | None = None
         self._began = time.perf_counter()
         self._reported = self._began
+        self._nodes: int | None = None
         self.root_bound: float | None = None
         """Bound before the first branching, as far as the solver has told."""
         self.build_s = 0.0
@@ -105,6 +106,7 @@ class SolverCall:
         With at most one of its `nodes` done the bound is that of the root.
         """
         self._raise_bound(bound)
+        self._nodes = self._nodes if nodes is None else int(nodes)
         if nodes is not None and nodes <= 1 and bound is not None:
             self.root_bound = bound
         if self.on_progress is not None and time.perf_counter() - self._reported > _TICK_S:
@@ -120,7 +122,7 @@ class SolverCall:
     def forget(self) -> None:
         """Begin again: a run went wrong, and so did perhaps what it reported."""
         self._incumbent = None
-        self._bound = self.root_bound = None
+        self._bound = self.root_bound = self._nodes = None
         self._refused = self._failure is not None
 
     def raise_failure(self) -> None:
@@ -132,7 +134,9 @@ class SolverCall:
         if self._refused:
             return
         self._reported = time.perf_counter()
-        progress = BackendProgress(incumbent=self._incumbent, bound=self._bound, x=x)
+        progress = BackendProgress(
+            incumbent=self._incumbent, bound=self._bound, x=x, nodes=self._nodes
+        )
         if self.on_progress is not None and self.on_progress(progress) is False:
             self._refused = True
 

@@ -100,6 +100,8 @@ class BackendProgress:
     """Best proven bound so far; None without one."""
     x: NDArray[np.float64] | None
     """The new best solution, integers rounded; None where this call does not bring a new one."""
+    nodes: int | None = None
+    """Nodes of the search tree so far, at most 1 at the root; None if the solver has not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,11 @@ class EarlierRecomputation:
     def _move(self, late: Restoration, before: int) -> bool:
         """Move a recomputation to the last earlier stage where less is exceeded than before."""
         partial, (t, k, _) = self.partial, late
-        peak = int(partial.peaks()[t])
+        peak = partial.peak(t)
         served = (i for i in partial.graph.outputs_of[k] if partial.serves(i, t))
         back_bytes = sum(partial.sizes[i] for i in served)
         moving = partial.remove(late)
-        if int(partial.peaks()[t]) >= peak:
+        if partial.peak(t) >= peak:
             return False
         mark = partial.mark()
         for stage in range(t - 1, max(k, t - 1 - STAGES), -1):

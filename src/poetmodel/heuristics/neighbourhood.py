@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.heuristics.partial_schedule import START
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
 from poetmodel.heuristics.repair import Obstacle, Repair, RepairStyle
 from poetmodel.heuristics.restorations import RECOMPUTE, Restoration, restorations_of
@@ -234,7 +235,7 @@ class LargeNeighbourhoodSearch:
         partial, better = trajectory.partial, score < self.best
         trajectory.idle += 1
         if score == WORST or not (better or trajectory.accepts(score)):
-            partial.undo(0)
+            partial.undo(START)
             return False
         partial.commit()
         trajectory.current = score

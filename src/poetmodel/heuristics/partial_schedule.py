@@ -15,7 +15,7 @@ needs after the last one. It is in RAM in every stage then, and nothing brings i
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,8 +41,28 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.own_rows import OwnRows
 
 
+class Mark(NamedTuple):
+    """A position in the changes of a partial schedule."""
+
+    changes: int
+    peaks: int
+
+
+START: Final = Mark(0, 0)
+"""The position when a partial schedule was made, or committed."""
+
+
 class PartialSchedule:
-    """A set of restorations with the RAM that it needs; without any it is keep-all."""
+    """A set of restorations with the RAM that it needs; without any it is keep-all.
+
+    Notes
+    -----
+    RAM changes with the *links* of tensors: a link goes from the last stage that has a tensor at
+    hand, where it is made, brought back or read, to the next one that reads it with nothing brought
+    back. A restoration changes a link or two of each tensor that it supplies or reads. The rows
+    that count a link follow at once. The steps of a stage are gone through again when its peak is
+    read, where its restorations, or the links that begin there, have changed since.
+    """
 
     def __init__(
         self,
@@ -85,10 +105,13 @@ class PartialSchedule:
         read nor make it; `need` reads it next. The first one may read it where its node could write
         over it, which it cannot then; its row counts what that would save."""
         self._needs = [list(users) for users in self.working.users_of]
+        """For each tensor the stages that read it, ascending; one for each node that reads it."""
         self._sources = [[k] for k in graph.node_of]
+        """For each tensor the stages that make it or bring it back, ascending."""
         self._own = [
             frozenset((k, *users)) for k, users in zip(graph.node_of, self._needs, strict=True)
         ]
+        """For each tensor the stages whose rows count it in any case."""
         self._saved: dict[int, dict[int, int]] = {}
         """For tensors that nodes may write over, what that saves in the stage of each [B]."""
         for q, shared in enumerate(self.working.shared_bytes_of):
@@ -104,17 +127,32 @@ class PartialSchedule:
             self._needs[i] = [*sorted(own), n]
         self.row_bytes: NDArray[np.int64] = np.array(self.working.step_bytes, dtype=np.int64)
         """RAM at the last step of each stage, ``(t, t)`` [B]."""
-        self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """Excess of a stage's highest step beyond that, as `peaks` last found it [B]."""
+        self._extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
+        """Excess of a stage's highest step beyond that, of all stages but those of `_dirty` [B]."""
         self._dirty: set[int] = set()
+        self._stays: list[set[int]] = [set() for _ in range(n)]
+        """For each stage the tensors with a link that begins there."""
+        self._touched = [
+            dict.fromkeys((*self.working.inputs_of[k], *self.working.outputs_of[k]), k)
+            for k in range(n)
+        ]
+        """For each node the tensors that it reads and makes, each with the node."""
         self._log: list[tuple[Restoration, bool]] = []
+        self._peak_log: list[tuple[int, int]] = []
+        """Stages with what `_extra_bytes` had of them, when that was found; -1 when they became
+        dirty."""
+        self._begin(restorations)
+
+    def _begin(self, restorations: Iterable[Restoration]) -> None:
+        """Count all links, and enter the restorations to begin with."""
+        for i in range(len(self.sizes)):
+            check_time_limit()
+            self._link_all(i, 1)
         for restoration in restorations:
             check_time_limit()
             if restoration not in self:
                 self._enter(restoration, adding=True)
-        for i in range(len(self.sizes)):
-            check_time_limit()
-            self._count(i)
+        self.commit()
 
     @classmethod
     def of(
@@ -239,15 +277,27 @@ class PartialSchedule:
             last = max(last, needs[need - 1])
         return last + (last in self._own[i])
 
-    def row_bytes_with(self, i: int, t: int, *, extra: bool = False) -> int:
+    def links_of(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the stages that supply tensor `i`, and those that read it, both ascending."""
+        return self._sources[i], self._needs[i]
+
+    def first_counted(self, i: int, last: int) -> tuple[int, int | None]:
+        """Return the first stage whose row counts tensor `i` if it is kept on from stage `last`.
+
+        With what that row counts of it if that is not the whole, as the tensor could be overwritten
+        there [B]; else None.
+        """
+        first = last + (last in self._own[i])
+        saved = self._saved.get(i)
+        return first, None if saved is None else saved.get(first)
+
+    def row_bytes_with(self, i: int, t: int) -> int:
         """Return the highest of the rows that count tensor `i` if it is kept for a step of `t` [B].
 
-        With it, and with `extra` at their highest step; 0 where no row counts it.
+        With it; 0 where no row counts it.
         """
         first, size = self.kept_from(i, t), self.sizes[i]
         rows = self.row_bytes[first:t]
-        if extra:
-            rows = rows + self.extra_bytes[first:t]
         if first < t and first in self._saved.get(i, ()):
             began = int(rows[0]) + self._saved[i][first]
             return max(began, int(rows[1:].max()) + size) if rows.size > 1 else began
@@ -288,12 +338,12 @@ class PartialSchedule:
     def add(self, restoration: Restoration) -> None:
         """Add a restoration that is not there."""
         check_time_limit()
-        self._change(restoration, adding=True)
+        self._enter(restoration, adding=True)
         self._log.append((restoration, True))
 
     def drop(self, restoration: Restoration) -> None:
         """Take a restoration away; what served only it stays."""
-        self._change(restoration, adding=False)
+        self._enter(restoration, adding=False)
         self._log.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> list[Restoration]:
@@ -327,54 +377,49 @@ class PartialSchedule:
         outputs, paged_in = self.graph.outputs_of[k], self.paged_in[t]
         return [i for i in outputs if i not in paged_in and self.serves(i, t)]
 
-    def mark(self) -> int:
+    def mark(self) -> Mark:
         """Return the current position of the partial schedule, for `undo`."""
-        return len(self._log)
+        return Mark(len(self._log), len(self._peak_log))
 
-    def undo(self, mark: int, loads: NDArray[np.int64] | None = None) -> None:
-        """Take back all changes since a mark, at which `peaks` were `loads` if these are known."""
-        while len(self._log) > mark:
+    def undo(self, mark: Mark) -> None:
+        """Take back all changes since a mark, with what is known of peaks."""
+        while len(self._log) > mark.changes:
             restoration, added = self._log.pop()
-            self._change(restoration, adding=not added)
-        if loads is not None:
-            self.extra_bytes = loads - self.row_bytes
-            self._dirty.clear()
+            self._enter(restoration, adding=not added)
+        while len(self._peak_log) > mark.peaks:
+            t, extra = self._peak_log.pop()
+            if extra < 0:
+                self._dirty.remove(t)
+            else:
+                self._dirty.add(t)
+                self._extra_bytes[t] = extra
 
     def commit(self) -> None:
         """Forget how the partial schedule came about: marks before this one are void."""
         self._log.clear()
+        self._peak_log.clear()
 
-    def _change(self, restoration: Restoration, *, adding: bool) -> None:
-        for i in self._enter(restoration, adding=adding):
-            self._count(i)
-
-    def _enter(self, restoration: Restoration, *, adding: bool) -> tuple[int, ...]:
-        """Enter a restoration, or take it out; return the tensors whose `gaps` may change."""
+    def _enter(self, restoration: Restoration, *, adding: bool) -> None:
+        """Enter a restoration, or take it out, with the links of the tensors it concerns."""
         t, item, kind = restoration
         graph, again = self.working, kind == RECOMPUTE
         if kind == STORAGE_HOME:
-            return self._enter_home(item, adding=adding)
+            self._enter_home(item, adding=adding)
+            return
         if not again and self._enter_transfer(restoration, adding=adding):
-            return ()
+            return
         if again and self.rows is not None:
             self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
-        supplied = graph.outputs_of[item] if again else (item,)
-        read = graph.inputs_of[item] if again else ()
         chosen = (self.recomputed if again else self.paged_in)[t]
         if adding:
             chosen.add(item)
-            for i in supplied:
-                insort(self._sources[i], t)
-            for i in read:
-                insort(self._needs[i], t)
         else:
             chosen.remove(item)
-            for i in supplied:
-                self._sources[i].remove(t)
-            for i in read:
-                self._needs[i].remove(t)
-        self._dirty.update((t - 1, t))
-        return (*supplied, *read)
+        self._note_change(t)
+        for i in graph.outputs_of[item] if again else (item,):
+            self._change_source(i, t, adding=adding)
+        for i in graph.inputs_of[item] if again else ():
+            self._change_need(i, t, adding=adding)
 
     def _enter_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
         """Count a page-in or page-out; return whether it is no more than a page-out."""
@@ -393,11 +438,12 @@ class PartialSchedule:
             rows.count(self.used, self.exceeded, rows.page_out[i], moved)
         return alone
 
-    def _enter_home(self, i: int, *, adding: bool) -> tuple[int]:
+    def _enter_home(self, i: int, *, adding: bool) -> None:
         """Let state `i` have its home on storage, or in RAM again."""
         k, n = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
         always = (k, n) if k in self._own[i] else (n,)
+        self._link_all(i, -1)
         sources.remove(-1 if adding else k)
         insort(sources, k if adding else -1)
         for need in always:
@@ -406,12 +452,12 @@ class PartialSchedule:
             else:
                 insort(needs, need)
         (self.resident.remove if adding else self.resident.add)(i)
+        self._link_all(i, 1)
         change = 1 if adding else -1
         self.aux_used_bytes += change * self.sizes[i]
         if self.rows is not None:
             self.rows.count(self.used, self.exceeded, self.rows.storage_home[i], change)
-        self._dirty.update((k - 1, k))
-        return (i,)
+        self._note_change(k)
 
     def goes_out(self, i: int) -> bool:
         """Whether tensor `i` is paged out."""
@@ -429,10 +475,11 @@ class PartialSchedule:
             return self.stored[i] or not self.page_ins[i]
         return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
 
-    def _gaps_now(self, i: int) -> list[tuple[int, int]]:
-        """Return the proper content of `gaps` for tensor `i`: needs and sources in one pass."""
-        sources, own = self._sources[i], self._own[i]
-        gaps = []
+    # -- links -----------------------------------------------------------------------------------
+
+    def _links(self, i: int) -> Iterator[tuple[int, int]]:
+        """Yield the links of tensor `i`, each with the stages of its beginning and end."""
+        sources = self._sources[i]
         previous = -1
         supplied = following = sources[0]
         index, count, never = 0, len(sources), len(self.recomputed) + 1
@@ -444,47 +491,169 @@ class PartialSchedule:
                 index += 1
                 following = sources[index] if index < count else never
             if supplied != need:
-                last = previous if previous > supplied else supplied
-                first = last + 1 if last in own else last
-                if first < need:
-                    gaps.append((first, need))
+                yield max(previous, supplied), need
             previous = need
-        return gaps
 
-    def _count(self, i: int) -> None:
-        """Bring the rows that count tensor `i` up to date."""
-        before, gaps = self.gaps[i], self._gaps_now(i)
-        if gaps == before:
+    def _link_all(self, i: int, sign: int) -> None:
+        """Count all links of tensor `i` (1) or none any more (-1)."""
+        for last, need in self._links(i):
+            self._count_link(i, last, need, sign)
+
+    def _change_source(self, i: int, t: int, *, adding: bool) -> None:
+        """Let stage `t` bring tensor `i` back once more, or once less."""
+        sources, needs = self._sources[i], self._needs[i]
+        at = bisect_left(sources, t)
+        if adding:
+            sources.insert(at, t)
+        else:
+            del sources[at]
+        after = at + adding
+        if after < len(sources) and sources[after] == t:
+            return  # it does so beside this
+        need = bisect_left(needs, t)
+        last = sources[at - 1]
+        if need and needs[need - 1] > last:
+            last = needs[need - 1]
+        if need == len(needs):
             return
-        for gap in before:
-            if gap not in gaps:
-                self._count_gap(i, gap, -1)
-        for gap in gaps:
-            if gap not in before:
-                self._count_gap(i, gap, 1)
-        self.gaps[i] = gaps
+        end = needs[need]
+        if end == t:
+            self._count_link(i, last, t, -1 if adding else 1)
+        elif after == len(sources) or end < sources[after]:
+            self._count_link(i, last if adding else t, end, -1)
+            self._count_link(i, t if adding else last, end, 1)
 
-    def _count_gap(self, i: int, gap: tuple[int, int], sign: int) -> None:
-        (first, need), size, rows = gap, sign * self.sizes[i], self.row_bytes
-        rows[first:need] += size
-        if i in self._saved and first in self._saved[i]:
-            rows[first] += sign * self._saved[i][first] - size
-        self._dirty.update((first - 1, first, need))
+    def _change_need(self, i: int, t: int, *, adding: bool) -> None:
+        """Let one step more of stage `t` read tensor `i`, or one step less."""
+        sources, needs = self._sources[i], self._needs[i]
+        at = bisect_left(needs, t)
+        if adding:
+            needs.insert(at, t)
+        else:
+            del needs[at]
+        after = at + adding
+        if after < len(needs) and needs[after] == t:
+            return  # another step of the stage reads it
+        source = bisect_right(sources, t)
+        last = sources[source - 1]
+        if last == t:
+            return
+        if at and needs[at - 1] > last:
+            last = needs[at - 1]
+        if after < len(needs) and (source == len(sources) or needs[after] < sources[source]):
+            self._split_link(i, (last, needs[after]), t, 1 if adding else -1)
+        else:
+            self._count_link(i, last, t, 1 if adding else -1)
+
+    def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
+        """Count a link of tensor `i` (1), or count it no longer (-1)."""
+        first = last + 1 if last in self._own[i] else last
+        if first < need:
+            size, rows = sign * self.sizes[i], self.row_bytes
+            rows[first:need] += size
+            if i in self._saved and first in self._saved[i]:
+                rows[first] += sign * self._saved[i][first] - size
+            if sign > 0:
+                insort(self.gaps[i], (first, need))
+            else:
+                self.gaps[i].remove((first, need))
+        if last >= 0:
+            (self._stays[last].add if sign > 0 else self._stays[last].remove)(i)
+            self._note_change(last)
+
+    def _split_link(self, i: int, link: tuple[int, int], t: int, sign: int) -> None:
+        """Let a link of tensor `i` be two, which meet in stage `t` (1), or be one again (-1)."""
+        own, gaps, (last, need) = self._own[i], self.gaps[i], link
+        first = last + 1 if last in own else last
+        second = t + 1 if t in own else t
+        whole = (first, need)
+        parts = [gap for gap in ((first, t), (second, need)) if gap[0] < gap[1]]
+        at = bisect_left(gaps, whole if sign > 0 else parts[0] if parts else whole)
+        if sign > 0:
+            gaps[at : at + 1] = parts
+        else:
+            gaps[at : at + len(parts)] = [whole]
+        if second > t:
+            self.row_bytes[t] -= sign * self.sizes[i]
+        elif i in self._saved and t in self._saved[i]:
+            self.row_bytes[t] += sign * (self._saved[i][t] - self.sizes[i])
+        (self._stays[t].add if sign > 0 else self._stays[t].remove)(i)
+        self._note_change(t)
+
+    def _note_change(self, t: int) -> None:
+        """Note that the steps of stage `t` must be gone through for its peak."""
+        if t not in self._dirty:
+            self._dirty.add(t)
+            self._peak_log.append((t, -1))
 
     # -- RAM -------------------------------------------------------------------------------------
 
+    @property
+    def extra_bytes(self) -> NDArray[np.int64]:
+        """Excess of the highest step of each stage beyond `row_bytes` [B]."""
+        for t in self._dirty:
+            self._find_extra(t)
+        self._dirty.clear()
+        return self._extra_bytes
+
     def peaks(self) -> NDArray[np.int64]:
         """Return the highest RAM use in each stage [B]."""
-        self._update_extra()
         return self.row_bytes + self.extra_bytes
 
-    def _update_extra(self) -> None:
-        """Bring what steps within stages take beyond their rows up to date."""
-        for t in self._dirty - {-1, len(self.recomputed)}:
-            check_time_limit()
-            highest = _highest_step(self, t) if self.recomputed[t] or self.paged_in[t] else 0
-            self.extra_bytes[t] = max(0, highest - int(self.row_bytes[t]))
-        self._dirty.clear()
+    def peak(self, t: int) -> int:
+        """Return the highest RAM use in stage `t` [B]."""
+        if t in self._dirty:
+            self._find_extra(t)
+            self._dirty.remove(t)
+        return int(self.row_bytes[t] + self._extra_bytes[t])
+
+    def _find_extra(self, t: int) -> None:
+        """Go through the steps of stage `t` for its entry in `extra_bytes`."""
+        check_time_limit()
+        self._peak_log.append((t, int(self._extra_bytes[t])))
+        self._extra_bytes[t] = self._step_excess(t)
+
+    def _step_excess(self, t: int) -> int:
+        """Return by how much the highest step of stage `t` is above its last one [B].
+
+        Both are counted from what is in RAM as the stage begins.
+        """
+        again, pages = self.recomputed[t], self.paged_in[t]
+        if not again and not pages:
+            return 0
+        graph, node_of = self.working, self.graph.node_of
+        sizes, shared = graph.tensor_bytes, graph.shared_bytes_of
+        page_bytes: dict[int, int] = {}
+        for i in pages:
+            k = node_of[i]
+            page_bytes[k] = page_bytes.get(k, 0) + sizes[i]
+        steps = sorted({*again, *page_bytes, t})
+        last: dict[int, int] = {}
+        for k in steps:
+            if k in again or k == t:
+                last.update(self._touched[k])
+        for i in pages:
+            last[i] = max(node_of[i], last.get(i, -1))
+        freed = dict.fromkeys(steps, 0)
+        saved: dict[int, int] = {}
+        for i in last.keys() - self._stays[t]:
+            k = last[i]
+            freed[k] += sizes[i]
+            if i in shared[k]:
+                saved[k] = saved.get(k, 0) + shared[k][i]
+        ram = highest = step = 0
+        for k in steps:
+            arriving = page_bytes.get(k, 0)
+            ram += arriving
+            highest = max(highest, ram)
+            if k in again or k == t:
+                is_there = not self.resident.isdisjoint(graph.outputs_of[k])
+                output_bytes = 0 if is_there else graph.output_bytes[k]
+                step = ram + output_bytes + graph.nodes[k].workspace_bytes - saved.get(k, 0)
+                highest = max(highest, step)
+                ram += output_bytes - arriving
+            ram -= freed[k]
+        return highest - step
 
     def fits(self, limit_bytes: int) -> bool:
         """Whether every step keeps within a limit."""
@@ -499,68 +668,3 @@ class PartialSchedule:
             fullest = int(peaks.argmax())
             load = int(peaks[fullest])
         return (fullest, load) if load > limit_bytes else None
-
-
-# -- the highest step of a stage, found as the verifier does ---------------------------------------
-
-
-def _highest_step(partial: PartialSchedule, t: int) -> int:
-    """Return the highest RAM use in stage `t` of a partial schedule [B].
-
-    The row of stage ``t - 1`` must be up to date, for what is in RAM when stage `t` begins.
-    """
-    graph, sizes = partial.working, partial.working.tensor_bytes
-    recomputed, paged_in = partial.recomputed[t], partial.paged_in[t]
-    page: dict[int, list[int]] = {}
-    for i in paged_in:
-        page.setdefault(graph.node_of[i], []).append(i)
-    steps = sorted({*recomputed, *page, t})
-    freed, saved = _freed_bytes(partial, t, steps, page)
-    ram = highest = _begin_bytes(partial, t)
-    for k in steps:
-        if k in page:
-            ram += sum(sizes[i] for i in page[k])
-            highest = max(highest, ram)
-        if k == t or k in recomputed:
-            is_there = not partial.resident.isdisjoint(graph.outputs_of[k])
-            output_bytes = 0 if is_there else graph.output_bytes[k]
-            step = ram + output_bytes + graph.nodes[k].workspace_bytes - saved.get(k, 0)
-            highest = max(highest, step)
-            ram += output_bytes - sum(sizes[i] for i in page.get(k, ()))
-        ram -= freed.get(k, 0)
-    return highest
-
-
-def _freed_bytes(
-    partial: PartialSchedule, t: int, steps: list[int], page: dict[int, list[int]]
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the bytes freed after each step of stage `t`, and those saved by it in place [B].
-
-    A step saves memory where it writes over what is freed.
-    """
-    graph, recomputed = partial.working, partial.recomputed[t]
-    last: dict[int, int] = {}
-    for k in steps:
-        if k == t or k in recomputed:
-            last |= dict.fromkeys((*graph.inputs_of[k], *graph.outputs_of[k]), k)
-        last |= dict.fromkeys(page.get(k, ()), k)
-    freed: dict[int, int] = {}
-    saved: dict[int, int] = {}
-    for i, k in last.items():
-        if not partial.enters(i, t + 1):
-            freed[k] = freed.get(k, 0) + graph.tensor_bytes[i]
-            if i in graph.shared_bytes_of[k]:
-                saved[k] = saved.get(k, 0) + graph.shared_bytes_of[k][i]
-    return freed, saved
-
-
-def _begin_bytes(partial: PartialSchedule, t: int) -> int:
-    """Return the bytes in RAM when stage `t` begins."""
-    if t == 0:
-        return sum(partial.sizes[i] for i in partial.resident)
-    graph, saved = partial.working, partial.working.shared_bytes_of[t - 1]
-    own = {*graph.inputs_of[t - 1], *graph.outputs_of[t - 1]}
-    crossing = int(partial.row_bytes[t - 1]) - graph.step_bytes[t - 1]
-    return crossing + sum(
-        graph.tensor_bytes[i] - saved.get(i, 0) for i in own if partial.enters(i, t)
-    )

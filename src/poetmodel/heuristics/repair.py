@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
+from poetmodel.heuristics.recoveries import LONGEST_CHAIN, Recoveries, Recovery
 from poetmodel.heuristics.restorations import (
     PAGE_IN,
     PAGE_OUT,
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     from poetmodel.problem import Coefficients, Problem
 
 
-LONGEST_CHAIN: Final = 300
-"""Most recomputations one behind the other that bring a tensor back: the longest chain that calls,
-which nest two deep for each, can follow."""
 FIT_NOISE: Final = 1.0
 """By how much a price may rise at random while room is made, relatively."""
 DROP_NOISE: Final = 0.5
@@ -65,13 +64,6 @@ class Obstacle(NamedTuple):
     """Where the tensors that it brings back were in RAM."""
 
 
-class _Recovery(NamedTuple):
-    """A way to bring a tensor back."""
-
-    price: float
-    restorations: tuple[Restoration, ...]
-
-
 @dataclass(slots=True)
 class Repair:
     """Changes a partial schedule greedily."""
@@ -92,12 +84,13 @@ class Repair:
     obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
     """What was in the way of dropping restorations. Repairs of one partial schedule share it, so
     that only what has room now is tried again."""
-    _paged_only: set[int] = field(default_factory=set)
+    paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
-    _relieved: int = -1
-    """The stage that is relieved; what is computed again for it must be so after it."""
-    _known: dict[tuple[int, int], tuple[_Recovery | None, float]] = field(default_factory=dict)
-    """Cheapest recoveries; without one, below which price there is none."""
+    _can_page: bool = field(init=False)
+    _recompute_prices: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        self._can_page = self.style.pages and self.problem.can_page
 
     # -- making room -----------------------------------------------------------------------------
 
@@ -112,7 +105,7 @@ class Repair:
         earlier = EarlierRecomputation(
             partial=self.partial,
             limit_bytes=self.limit_bytes,
-            has_room_for=self._has_room_for,
+            has_room_for=self.has_room_for,
         )
         while time.monotonic() < self.until_s:
             check_time_limit()
@@ -127,40 +120,34 @@ class Repair:
                 return False
             for plan in plans[: max(1, len(plans) // self.style.choices_per_relief)]:
                 self._add(plan)
-                if self.partial.peaks()[fullest] <= self.limit_bytes:
+                if self.partial.peak(fullest) <= self.limit_bytes:
                     break
         return False
 
-    def _relieving(self, stage: int, excess: np.ndarray) -> list[_Recovery]:
+    def _relieving(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return the changes that relieve a stage, best for their price first."""
-        self._known.clear()
-        self._relieved = stage
         partial = self.partial
+        recoveries = Recoveries(self, stage)
         chain = self.style.longest_chain if self._can_page else LONGEST_CHAIN
-        count = np.concatenate(([0], np.cumsum(excess > 0))).tolist()
-        caps = bool(partial.graph.state_tensors)
-        recoveries = []
+        relief = _Relief(excess, counts_bytes=bool(partial.graph.state_tensors))
+        ranked = []
         for i, first, need in partial.across(stage):
             check_time_limit()
             freed: Sequence[tuple[int, int]] = ((first, need),)
             if i in partial.resident:
                 recovery, freed = self._storage_home(i, (first, need))
             else:
-                recovery = self._recovery(i, need, chain, math.inf)
+                recovery = recoveries.cheapest(i, need, chain, math.inf)
             if recovery is None:
                 continue
             price = self._noisy(recovery.price, FIT_NOISE)
-            size = partial.sizes[i]
-            if caps:  # state is counted everywhere: not the largest first, but what is enough
-                relief = sum(int(np.minimum(excess[a:b], size).sum()) for a, b in freed)
-            else:
-                relief = size * sum(count[b] - count[a] for a, b in freed)
-            recoveries.append((-relief / price if price > 0 else -math.inf, i, recovery))
-        return [recovery for _, _, recovery in sorted(recoveries)]
+            gain = relief.of(freed, partial.sizes[i])
+            ranked.append((-gain / price if price > 0 else -math.inf, i, recovery))
+        return [recovery for _, _, recovery in sorted(ranked)]
 
     def _storage_home(
         self, i: int, gap: tuple[int, int]
-    ) -> tuple[_Recovery | None, Sequence[tuple[int, int]]]:
+    ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
         """Return the way for state `i` out of RAM across a gap, if any; and the gaps freed.
 
         It gets a home on storage, which frees what is before its node and after its last reader,
@@ -168,94 +155,47 @@ class Repair:
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
-        if not self.problem.can_page or not self._has_room_for(home):
+        if not self.problem.can_page or not self.has_room_for(home):
             return None, ()
         outer = [span for span in partial.gaps[i] if span[1] <= graph.node_of[i]]
         outer += [span for span in partial.gaps[i] if span[1] == len(graph.nodes)]
         price = self._price(home, adding=True)
         if gap in outer:
-            return _Recovery(price, (home,)), outer
+            return Recovery(price, (home,)), outer
         page = Restoration(gap[1], i, PAGE_IN)
         price += self._price(page, adding=True)
-        return _Recovery(price, (home, page)), (*outer, gap)
+        return Recovery(price, (home, page)), (*outer, gap)
 
-    def _recovery(self, i: int, t: int, chain: int, most: float) -> _Recovery | None:
-        """Return the cheapest way to have tensor `i` in stage `t` again, below a price `most`.
-
-        None if there is none.
-        """
-        known, floor = self._known.get((i, t), (None, -math.inf))
-        if known is None and floor < most:
-            known = self._cheapest(i, t, chain, most)
-            self._known[i, t] = known, most
-        return known if known is not None and known.price < most else None
-
-    def _cheapest(self, i: int, t: int, chain: int, most: float) -> _Recovery | None:
-        problem = self.problem
-        k = problem.graph.node_of[i]
-        best: _Recovery | None = None
-        page = Restoration(t, i, PAGE_IN)
-        pages = self._can_page or problem.graph.nodes[k].is_state
-        if pages and self._has_room_for(page):
-            best = _Recovery(self._price(page, adding=True), (page,))
-            most = min(most, best.price)
-        if self.prices.compute[k] >= most or not problem.may_recompute(k):
-            return best
-        stage = self._last_stage(i, t) if chain else -1
-        if stage < 0 or stage in self._paged_only:
-            return best
-        again = self._recomputation(k, stage, chain, most)
-        return again if again is not None and (best is None or again.price < best.price) else best
-
-    def _last_stage(self, i: int, t: int) -> int:
-        """Return the last stage in which tensor `i` may be computed again for a step of `t`.
-
-        Where what its node reads is replaced by then it is an earlier one, from which there is room
-        to keep it; -1 where there is none.
-        """
-        partial = self.partial
-        last = self.problem.graph.last_stages[self.problem.graph.node_of[i]]
-        if t <= last:
-            return t
-        if last <= self._relieved or last < partial.kept_from(i, t):
-            return -1
-        if partial.is_available(i, t):
-            return last  # kept over the stage that is relieved, so that all after it count it
-        full = partial.row_bytes[last:t] + partial.extra_bytes[last:t]
-        return last if int(full.max()) + partial.sizes[i] <= self.limit_bytes else -1
-
-    def _recomputation(self, k: int, t: int, chain: int, most: float) -> _Recovery | None:
-        """Return the way to recompute node `k` in stage `t`; None if there is none below the limit.
-
-        What is missing of its inputs comes back before.
-        """
-        again = Restoration(t, k, RECOMPUTE)
-        if not self._has_room_for(again):
-            return None
-        total = self.prices.compute[k]
-        parts: tuple[Restoration, ...] = ()
-        partial = self.partial
-        for p in partial.working.inputs_of[k]:
-            if partial.is_available(p, t):
-                continue
-            if partial.row_bytes_with(p, t, extra=True) <= self.limit_bytes:
-                continue  # it can be kept for the step as things are
-            recovery = self._recovery(p, t, chain - 1, most - total)
-            if recovery is None:
-                return None
-            total += recovery.price
-            parts += recovery.restorations
-        return _Recovery(total, tuple(dict.fromkeys((*parts, again))))
-
-    def _add(self, plan: _Recovery) -> None:
+    def _add(self, plan: Recovery) -> None:
         """Add what a plan brings back, as far as there is room for it."""
         for restoration in plan.restorations:
-            if restoration not in self.partial and self._has_room_for(restoration):
+            if restoration not in self.partial and self.has_room_for(restoration):
                 self.partial.add(restoration)
 
     @property
-    def _can_page(self) -> bool:
-        return self.style.pages and self.problem.can_page
+    def recompute_prices(self) -> list[float]:
+        """The price of computing each node again, infinite where it may not be."""
+        if self._recompute_prices is None:
+            may_recompute = self.problem.may_recompute
+            self._recompute_prices = [
+                price if may_recompute(k) else math.inf
+                for k, price in enumerate(self.prices.compute)
+            ]
+        return self._recompute_prices
+
+    def page_in(self, i: int) -> tuple[float, int]:
+        """Return the price of a page-in of tensor `i`, and the last stage that state allows.
+
+        Without room for it that is -1.
+        """
+        graph = self.problem.graph
+        k = graph.node_of[i]
+        if not self._can_page and not graph.nodes[k].is_state:
+            return math.inf, -1
+        page = Restoration(k, i, PAGE_IN)
+        if i in self.partial.resident or not self.has_room_for(page):
+            return math.inf, -1
+        return self._price(page, adding=True), graph.last_page_in(i)
 
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Whether state allows it.
@@ -271,7 +211,7 @@ class Repair:
             return True
         return item not in self.partial.resident and stage <= problem.graph.last_page_in(item)
 
-    def _has_room_for(self, restoration: Restoration) -> bool:
+    def has_room_for(self, restoration: Restoration) -> bool:
         """Whether own constraints, storage and state have room for it."""
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.within_rows else None
@@ -291,7 +231,7 @@ class Repair:
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
             return False
-        self._paged_only.add(t)
+        self.paged_only.add(t)
         changed = False
         for k in sorted(partial.recomputed[t], reverse=True):
             if k not in partial.recomputed[t]:
@@ -301,7 +241,7 @@ class Repair:
                 for i in graph.outputs_of[k]
                 if partial.serves(i, t) and i not in partial.paged_in[t]
             ]
-            if all(map(self._has_room_for, pages)):
+            if all(map(self.has_room_for, pages)):
                 partial.remove(Restoration(t, k, RECOMPUTE))
                 for page in pages:
                     partial.add(page)
@@ -409,7 +349,7 @@ class Repair:
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
-            fits = restoration not in partial and self._has_room_for(restoration)
+            fits = restoration not in partial and self.has_room_for(restoration)
             if fits:
                 partial.add(restoration)
             return fits
@@ -445,12 +385,10 @@ class Repair:
 
     def _bring(self, restoration: Restoration) -> bool:
         """Add a restoration with what it needs; return whether there is room for it elsewhere."""
-        self._known.clear()
-        self._relieved = -1
-        plan: _Recovery | None = _Recovery(0.0, (restoration,))
+        plan: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
             item, stage = restoration.item, restoration.stage
-            plan = self._recomputation(item, stage, LONGEST_CHAIN, math.inf)
+            plan = Recoveries(self).recomputation(item, stage, LONGEST_CHAIN, math.inf)
         if plan is not None:
             self._add(plan)
         return restoration in self.partial
@@ -498,17 +436,16 @@ class Repair:
 
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration unless RAM does not suffice, or own constraints want it."""
-        partial, before, loads = self.partial, self._excess(), self.partial.peaks()
-        mark = partial.mark()
+        partial, before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
         excess = partial.excess(self.limit_bytes)
         if excess is None and self._excess() <= before:
             self.obstacles.pop(restoration, None)
             return True
-        partial.undo(mark, loads)
+        partial.undo(mark)
         if excess is not None:
             stage, load = excess
-            rise = load - int(loads[stage])
+            rise = load - partial.peak(stage)
             self.obstacles[restoration] = Obstacle(stage, rise, self._gaps(restoration))
         return False
 
@@ -543,3 +480,29 @@ class Repair:
 
     def _noisy(self, price: float, noise: float) -> float:
         return price * (1 + noise * self.rng.random()) if noise and self.rng is not None else price
+
+
+class _Relief:
+    """The bytes by which stages that are too full are relieved."""
+
+    def __init__(self, excess: np.ndarray, *, counts_bytes: bool) -> None:
+        self.stages: list[int] = np.flatnonzero(excess).tolist()
+        self.excess = excess[self.stages]
+        self.largest = max(self.excess.tolist(), default=0)
+        self.sums: list[int] = [0, *self.excess.cumsum().tolist()]
+        self.counts_bytes = counts_bytes
+        """Whether no more than the excess of a stage counts: state is counted everywhere, so that
+        what is enough goes first, and not the largest."""
+
+    def of(self, freed: Iterable[tuple[int, int]], size_bytes: int) -> int:
+        """Return what stages that are too full gain in all if so much is freed in some spans."""
+        total = 0
+        for first, end in freed:
+            begin, until = bisect_left(self.stages, first), bisect_left(self.stages, end)
+            if not self.counts_bytes:
+                total += size_bytes * (until - begin)
+            elif size_bytes >= self.largest:
+                total += self.sums[until] - self.sums[begin]
+            elif begin < until:
+                total += int(np.minimum(self.excess[begin:until], size_bytes).sum())
+        return total

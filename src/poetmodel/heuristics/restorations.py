@@ -22,6 +22,8 @@ class RestorationKind(StrEnum):
     RECOMPUTE = "recompute"
     """The node is recomputed."""
 
+    __hash__ = str.__hash__  # restorations are hashed often, and that of members takes a call
+
 
 PAGE_IN, PAGE_OUT, STORAGE_HOME, RECOMPUTE = RestorationKind
 

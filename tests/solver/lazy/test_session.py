@@ -91,16 +91,22 @@ def test_a_local_search_ends_when_something_better_waits(turns):
     assert session.bounds.incumbent is not before
 
 
-def test_beside_large_relaxations_more_is_due_to_the_search():
-    """By the number of their columns, of the same time."""
+def test_the_larger_the_gap_the_more_is_due_to_the_search():
+    """Up to a share that leaves some time to relaxations; integer solves get the less."""
     search = PrimalHeuristic(session_that_pages_everything())
     search.begun_s -= 1_000.0
-    params = search.session.params
-    search.session.columns = params.large_columns
-    assert search.due_s == pytest.approx(1_000 * params.search_time_ratio, rel=0.05)
-    search.session.columns += 1
-    assert search.due_s == pytest.approx(1_000 * params.large_search_time_ratio, rel=0.05)
-    assert params.large_search_time_ratio > 1.1 * params.search_time_ratio
+    bounds, params = search.session.bounds, search.session.params
+    value, due = bounds.incumbent.value, []
+    for gap in (0.5, 0.19, 0.15, 0.11, 0.05):
+        bounds.lower = value * (1 - gap)
+        due.append(search.due_s)
+    assert due == sorted(due, reverse=True)
+    assert due[0] == pytest.approx(1_000 * params.far_search_time_ratio, rel=0.05)
+    assert due[-1] == pytest.approx(1_000 * params.search_time_ratio, rel=0.05)
+    assert due[0] > 1.1 * due[2] > 1.1 * 1.1 * due[-1]
+    shares = [params.solve_share(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
+    assert shares == sorted(shares)
+    assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
 
 
 @parts(2)

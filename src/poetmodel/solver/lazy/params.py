@@ -34,6 +34,9 @@ class LazyParams:
     decisions are not counted, as counters are only more columns then."""
     wide_gap_ratio: float = 0.03
     """Gap above which it is far from it: relaxations take long there, so few rows are added."""
+    far_gap_ratio: float = 0.1
+    """Gap above which the proof will hardly be complete in time: the larger the gap is, the more
+    time goes from integer solves to the search, up to twice this gap."""
 
     # -- linear phase ------------------------------------------------------------------------------
     cut_rounds: int = 30
@@ -81,12 +84,17 @@ class LazyParams:
     wide_gap_time_ratio: float = 0.75
     """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
     rest. Near the end a solve may take all of it: one that is cut short begins anew."""
+    far_gap_time_ratio: float = 0.3
+    """The same from twice `far_gap_ratio` on."""
+    idle_root_time_ratio: float = 0.1
+    """Part of the time left after which an integer solve with a wide gap ends if it is still at its
+    root, with no better answer and no higher bound in that time: the search is worth more."""
     search_time_ratio: float = 0.5
     """Part of the time that the primal heuristic may take of the linear phase with a wide gap: a
     local search does not wait until relaxations that take seconds each have come to their end."""
-    large_search_time_ratio: float = 0.8
-    """The same above `large_columns`: rounds take seconds there and prove little, as of steps in
-    tiles."""
+    far_search_time_ratio: float = 0.8
+    """The same from twice `far_gap_ratio` on, as of steps in tiles: rounds take seconds there and
+    prove little. Some time is left to them, as their answers lead the search to other places."""
     counted_part_ratio: float = 0.02
     """Part of the best value, or of a limit, that one decision must take where equal ones are
     counted; 1 switches counting off."""
@@ -99,3 +107,17 @@ class LazyParams:
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5
     """After how long the process is started: that takes a second of its core."""
+
+    def search_share(self, gap: float) -> float:
+        """Return the part of the time that the primal heuristic may take with a wide gap."""
+        return self._by_gap(gap, self.search_time_ratio, self.far_search_time_ratio)
+
+    def solve_share(self, gap: float) -> float:
+        """Return the part of the time left that one integer solve may take with a wide gap."""
+        return self._by_gap(gap, self.wide_gap_time_ratio, self.far_gap_time_ratio)
+
+    def _by_gap(self, gap: float, near: float, far: float) -> float:
+        """Return a value between two: up to `far_gap_ratio`, and from twice as much on."""
+        if gap >= 2 * self.far_gap_ratio:
+            return far
+        return near + (far - near) * max(0.0, gap / self.far_gap_ratio - 1)

@@ -62,9 +62,7 @@ class PrimalHeuristic:
     @property
     def due_s(self) -> float:
         """What is left of its share of the time [s]."""
-        params = self.session.params
-        large = self.session.columns > params.large_columns
-        share = params.large_search_time_ratio if large else params.search_time_ratio
+        share = self.session.params.search_share(self.session.bounds.gap())
         return share * (time.monotonic() - self.begun_s) - self.spent_s
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:

@@ -7,6 +7,7 @@ disaggregated schedule that the verifier accepts is an upper bound.
 from __future__ import annotations
 
 import math
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +50,11 @@ class RowGeneration:
         self._linear_answers = 0
         self._slice_s = FIRST_SLICE_S
         """Least time of the next integer solve [s]."""
+        self._moved_s = 0.0
+        """When the running integer solve last raised the bound or found a better answer, on the
+        monotonic clock [s]."""
+        self._idle_root_s = math.inf
+        """How long after that it ends if it is still at its root [s]."""
         self._bound_before_rows = float("-inf")
         """The bound when rows were last added."""
 
@@ -71,6 +77,8 @@ class RowGeneration:
                     break
                 if raw.x is None:
                     self._slice_s *= 2
+                    if raw.status == SolverStatus.INTERRUPTED and not session.done():
+                        self._search_locally()
                     continue
                 broken = examine(session, relaxation, raw.x)
                 if not session.done():
@@ -125,12 +133,16 @@ class RowGeneration:
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        ratio = params.wide_gap_time_ratio if self._is_wide() else 1.0
+        left_s, ratio, self._idle_root_s = session.request.remaining_s(), 1.0, math.inf
+        if self._is_wide():
+            ratio = params.solve_share(session.bounds.gap())
+            self._idle_root_s = max(self._slice_s, params.idle_root_time_ratio * left_s)
+        self._moved_s = time.monotonic()
         self.rounds += 1
         raw = relax_counted(
             session,
             relaxation.cut_form(),
-            most_s=max(self._slice_s, session.request.remaining_s() * ratio),
+            most_s=max(self._slice_s, left_s * ratio),
             targets=targets,
             start=session.start_point(relaxation),
             watch=lambda progress: self._watch(relaxation, progress),
@@ -141,7 +153,7 @@ class RowGeneration:
 
     def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Follow a running solve, with answers on its way; return whether it should go on."""
-        session = self.session
+        session, before = self.session, self.session.known()
         if progress.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, progress.bound))
         best = session.bounds.incumbent
@@ -154,7 +166,14 @@ class RowGeneration:
             repairs = "repair_on_the_way" in session.params.heuristics
             if repairs and session.bounds.incumbent is best and not session.done():
                 self._search(relaxation, progress.x, locally=False)
-        return not session.done()
+        if progress.x is not None or session.known() != before:
+            self._moved_s = time.monotonic()
+        return not (session.done() or self._is_idle_at_root(progress))
+
+    def _is_idle_at_root(self, progress: BackendProgress) -> bool:
+        """Return whether the running solve is still at its root, and has not moved for long."""
+        idle_s = time.monotonic() - self._moved_s
+        return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._idle_root_s
 
     def _is_infeasible(self) -> bool:
         """Return whether there is no schedule, after a relaxation without answers.
@@ -222,6 +241,11 @@ class RowGeneration:
             self.worker.put(answer)
         if self.worker is None or not self.worker.runs.is_set():
             self.primal.repair(answer, locally=locally)
+
+    def _search_locally(self) -> None:
+        """Search near the incumbent, unless the worker does."""
+        if self.worker is None or not self.worker.runs.is_set():
+            self.primal.improve()
 
     def _search_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
         """Search from a linear answer: from the first, the second, the fourth, ...
