@@ -207,10 +207,7 @@ def test_one_module_says_what_budgets_and_tiles_mean():
 
 
 # -- circles ---------------------------------------------------------------------------------------
-KNOWN_CIRCLES = {
-    ("device.costs", "device.hardware", "device.io"),
-    ("torch.dynamo.backend", "torch.dynamo.inductor"),
-}
+KNOWN_CIRCLES = {("device.costs", "device.hardware", "device.io")}
 """Modules that import each other in functions; no more may."""
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint_graph import Joint
     from poetmodel.torch.choosing import Choice, choose
     from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner, plans, summary
+    from poetmodel.torch.dynamo.backend import backend, partitioner, plans, summary
+    from poetmodel.torch.dynamo.compiling import Backend
     from poetmodel.torch.dynamo.regions import region
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace, trace
 
 _HOMES: Final = {
-    "Backend": "dynamo.backend",
+    "Backend": "dynamo.compiling",
     "Certificate": "runtime.certificate",
     "ExecutorchProgram": "executorch.program",
     "Choice": "choosing",
