@@ -15,11 +15,8 @@ from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
 from poetmodel.export.kernels import (
     FORWARDING,
-    RANDOM,
     SHARED,
-    SOURCES,
     headers,
-    kernel_source,
     licensed,
     prototypes,
     renamed,
@@ -27,10 +24,11 @@ from poetmodel.export.kernels import (
 )
 from poetmodel.export.packaging import command_block, folder_words
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import DataType, Weights
-from poetmodel.export.tables import BYTES, tables_of
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
+from poetmodel.lowered.step import DataType, Weights
+from poetmodel.lowered.tables import BYTES, tables_of
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MANIFEST: Final = "manifest.json"
@@ -218,6 +216,10 @@ def manifest(
         **_exactness(step),
         "device": plan.device,
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
+        "arena_bytes_of": {
+            "step": arena.bytes,
+            **{each.kind: deployment.pass_bytes(each) for each in deployment.passes},
+        },
         "tile_bytes": deployment.tile_bytes,
         "ram": deployment.ram_map(),
         "flash": deployment.flash_map(),
@@ -240,6 +242,7 @@ def manifest(
             for value in step.states
         ],
         "gradients": [_value(value) for value in step.gradients],
+        **_evaluation(deployment),
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
@@ -281,6 +284,14 @@ def _cycles(deployment: Deployment) -> dict[str, Any]:
     result = deployment.result
     model = None if result is None else result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
+
+
+def _evaluation(deployment: Deployment) -> dict[str, Any]:
+    """Return what ``pm_evaluate`` gives, and whether the best generation is kept."""
+    if deployment.evaluation is None:
+        return {}
+    gives = ["loss", *["correct"] * deployment.counts_correct]
+    return {"evaluation": {"gives": gives, "keeps_best": deployment.keeps_best}}
 
 
 def _exactness(step: LoweredStep) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, chain
 from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
@@ -15,9 +15,9 @@ import numpy as np
 from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
-from poetmodel.export.kernels import RANDOM
-from poetmodel.export.step import DataType
 from poetmodel.export.templates import read_template
+from poetmodel.lowered.kernels import RANDOM
+from poetmodel.lowered.step import DataType
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor, Weights
     from poetmodel.export.templates import Words
+    from poetmodel.lowered.step import LoweredStep, NamedTensor, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
@@ -53,11 +53,11 @@ class StepSource:
         self.weights = weights
         self.program = ProgramSource(deployment, weights)
         self._body = list(self.program.lines())
-        self._inference: list[str] = []
-        if deployment.inference is not None:
-            inference = ProgramSource(deployment, weights, deployment.inference)
-            inference.lists, inference.kernels = self.program.lists, self.program.kernels
-            self._inference = list(inference.lines())
+        self._passes: dict[str, list[str]] = {}
+        for each in deployment.passes:
+            source = ProgramSource(deployment, weights, each)
+            source.lists, source.kernels = self.program.lists, self.program.kernels
+            self._passes[each.kind] = list(source.lines())
         self._buffers = list(
             dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
         )
@@ -70,7 +70,7 @@ class StepSource:
     @property
     def statements(self) -> tuple[str, ...]:
         """The lines of the programs."""
-        return (*self._body, *self._inference)
+        return (*self._body, *chain.from_iterable(self._passes.values()))
 
     @property
     def _draws(self) -> bool:
@@ -99,6 +99,9 @@ class StepSource:
             "OUTPUT_ELEMENTS": output_bytes(step) // 4,
             "STATE_SUMS": deployment.commit and deployment.checksum,
             "WRITES_EARLY": self.program.writes_early,
+            "EVALUATION": deployment.evaluation is not None,
+            "COUNTS_CORRECT": deployment.counts_correct,
+            "BEST": deployment.keeps_best,
             "RANDOM": self._draws,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
@@ -151,15 +154,20 @@ class StepSource:
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
         ]
-        inference = self.deployment.inference
-        inside = [] if inference is None else [*_inputs(inference.step, "inputs"), *self._inference]
+        passes = {
+            each.kind: [*_inputs(each.step, "inputs"), *self._passes[each.kind]]
+            for each in self.deployment.passes
+        }
         return {
             "ARENA_MAP": "\n".join(self._map()),
             "TABLES": tables,
             "LISTS": "\n".join(lists),
             "STEP_INPUTS": _indented(_inputs(self.step, "pm_progress.inputs")),
             "STEP_BODY": _indented(map(_indented_once, self._body)),
-            "INFERENCE_BODY": _indented(inside),
+            **{
+                f"{kind.upper()}_BODY": _indented(passes.get(kind, ()))
+                for kind in ("inference", "evaluation")
+            },
         }
 
     def _map(self) -> Iterator[str]:

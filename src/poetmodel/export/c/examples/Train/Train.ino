@@ -34,6 +34,24 @@ static void next_batch()
 @FILL@
 }
 
+@IF EVALUATION@
+/* The loss in evaluation mode, now and then: of batches that are not trained with. */
+static void evaluate()
+{
+    pm_real loss = 0;
+    uint32_t correct = 0;
+    next_batch();
+    if (pm_evaluate(inputs, &loss, &correct)) return;
+    Serial.print("evaluation ");
+    Serial.println(loss, 6);
+@IF BEST@
+    pm_real best = 0;
+    const int kept = pm_best(&best, 0);
+    if (kept == PM_ERROR_EMPTY || (kept == PM_OK && loss < best)) pm_keep_best(loss); /* pm_restore_best() at the end */
+@END BEST@
+}
+
+@END EVALUATION@
 static void stop(int error)
 {
     while (true) { /* again and again: a monitor may be opened late */
@@ -73,4 +91,8 @@ void loop()
     if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* a bad batch: state is as before */
     if (error) stop(error);
     Serial.println(loss, 6);
+@IF EVALUATION@
+    static uint32_t steps = 0;
+    if (++steps % 100 == 0) evaluate();
+@END EVALUATION@
 }

@@ -26,7 +26,7 @@ extern "C" {
 #define PM_PAGE_SLOTS @PAGE_SLOTS@u /* on storage, in blocks of their own */
 #define PM_STATE_SLOTS @STATE_SLOTS@u /* of a generation, its record and its seal too */
 @IF STATE_SLOTS@
-#define PM_SLOTS (PM_PAGE_SLOTS + PM_GENERATIONS * PM_STATE_SLOTS) /* all of them */
+#define PM_SLOTS (PM_PAGE_SLOTS + PM_PLACES * PM_STATE_SLOTS) /* all of them */
 @END STATE_SLOTS@
 @UNLESS STATE_SLOTS@
 #define PM_SLOTS @PAGE_SLOTS@u /* all of them */
@@ -40,6 +40,9 @@ extern "C" {
 #define PM_COMMIT_EVERY @COMMIT_EVERY@u /* steps */
 #define PM_STATE_SUMS @STATE_SUMS@ /* whether with checksums */
 #define PM_WRITES_EARLY @WRITES_EARLY@ /* whether a step writes state to storage before its end */
+#define PM_EVALUATES @EVALUATION@ /* whether it has pm_evaluate */
+#define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether that counts correct classes */
+#define PM_BEST @BEST@ /* whether the best generation is kept beside the others */
 #define PM_RANDOM @RANDOM@ /* whether it draws random numbers */
 @IF ACCUMULATE@
 #define PM_ACCUMULATE @ACCUMULATE@ /* batches are one update */
@@ -107,10 +110,15 @@ extern "C" {
     (PM_COMMIT_BLOCK / PM_PITCH < PM_GENERATIONS / 2u ? PM_COMMIT_BLOCK / PM_PITCH \
                                                       : PM_GENERATIONS / 2u)
 #define PM_BLOCK_GENERATIONS (PM_SHARE < 2u ? 1u : PM_SHARE / 2u * 2u)
+/* Places of generations: those that take turns, then two of the best one, in blocks of their own. */
+#define PM_BEST_PLACE(number) \
+    (((PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS + (number)) * \
+     PM_BLOCK_GENERATIONS)
+#define PM_PLACES (PM_BEST ? PM_BEST_PLACE(2u) : PM_GENERATIONS)
 #define PM_COMMITTED_BYTES \
     (PM_BLOCK_GENERATIONS > 1u \
-         ? (PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \
-         : PM_GENERATIONS * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \
+         ? (PM_PLACES + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \
+         : PM_PLACES * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \
                              PM_COMMIT_BLOCK))
 #ifndef PM_STORED_BYTES
 #define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES))
@@ -179,6 +187,26 @@ int pm_read_gradient(int index, pm_real *to);
    the first ones of a step, those of the model; `outputs` gets PM_OUTPUTS elements. */
 int pm_infer(const void *const inputs[], pm_real *outputs);
 @END INFERENCE@
+@IF EVALUATION@
+
+/* The loss of a batch in evaluation mode, with the state as it is now, which stays so; and, where
+   labels are classes (PM_COUNTS_CORRECT), how many samples have their label as the highest score:
+   `correct` may be 0, and gets 0 where they are none. Nothing is written with an error, such as
+   PM_ERROR_NUMBER: the loss is not finite. */
+int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *correct);
+@END EVALUATION@
+@IF BEST@
+
+/* Between two steps: keeps the state as it is now beside the generations that take turns, with a
+   loss of yours, in place of what was kept before; all or nothing, over power cuts too. */
+int pm_keep_best(pm_real loss);
+/* Its loss, as a float, and pm_steps then (`steps` may be 0); PM_ERROR_EMPTY: nothing was kept since
+   pm_init. */
+int pm_best(pm_real *loss, uint32_t *steps);
+/* Makes it the state of the next step, and of the newest generation; pm_steps goes on. PM_TORN: some
+   state in RAM is new already, pm_resume takes it back. */
+int pm_restore_best(void);
+@END BEST@
 
 #ifdef __cplusplus
 }

@@ -58,3 +58,17 @@ int pm_infer(const void *const inputs[], pm_real *outputs)
     return PM_OK;
 }
 @END INFERENCE@
+@IF EVALUATION@
+
+int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *correct)
+{
+    pm_real outputs[2] = {PM_C(0.0), PM_C(0.0)}; /* the loss, and the number of correct samples */
+    if (pm_holds != PM_HOLDS_STATE) return PM_ERROR_STATE;
+    if (pm_progress.slice) return PM_ERROR_BUSY;
+@EVALUATION_BODY@
+    if (!pm_is_finite(outputs[0])) return PM_ERROR_NUMBER;
+    *loss = outputs[0];
+    if (correct) *correct = (uint32_t)outputs[1];
+    return PM_OK;
+}
+@END EVALUATION@
