@@ -461,6 +461,8 @@ def _facts(result: SolveResult) -> dict[str, Any]:
         "overhead_bound": result.proven_bound - baseline,
         "overhead_j": result.overhead_j if valid else None,
         "overhead_bound_j": result.overhead_bound_j,
+        "primal_integral_s": result.primal_integral_s,
+        "gaps": [(round(at_s, 3), float(f"{gap:.4g}")) for at_s, gap in result.gap_over_time],
         "peak_ram_bytes": result.simulation and result.simulation.peak_ram_bytes,
         "restricted": statistics.get("restricted_status"),
         "model_gap": model_gap(statistics),

@@ -347,7 +347,7 @@ def measure(
 
 _COPIED: Final = (
     *("reason", "formulation", "backend", "requested_gap", "overhead_j"),
-    *("overhead_bound_j", "build_s", "solve_s"),
+    *("overhead_bound_j", "build_s", "solve_s", "primal_integral_s"),
 )
 """Properties of a result that its record has under the same name."""
 

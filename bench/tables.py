@@ -119,6 +119,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "distribution": solves.distribution,
     "kinds": solves.kinds,
     "grid": solves.grid,
+    "gaps-over-time": solves.gaps_over_time,
     "missed": solves.missed,
     "scale": solves.scale,
     "captured": solves.captured,

@@ -15,7 +15,14 @@ from poetmodel.baselines import METHODS, run
 from poetmodel.errors import NoScheduleError
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
-from poetmodel.result import SolveResult, Status, Termination, relative_gap
+from poetmodel.result import (
+    SolveResult,
+    Status,
+    Termination,
+    gap_over_time,
+    primal_integral_s,
+    relative_gap,
+)
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, simulate
 from poetmodel.schedule.io import load_document
 from poetmodel.schedule.metrics import Display, metrics_at
@@ -25,8 +32,8 @@ from poetmodel.solver.sensitivity import explain_infeasible, find_limits
 KEYS = [
     *("format", "version", "graph", "device", "problem", "status", "violations", "objective"),
     *("energy_j", "bound_j", "baseline_energy_j", "overhead_j", "overhead_bound_j", "gap"),
-    *("peak_ram_bytes", "compute_s", "transfer_s", "makespan_s", "build_s", "solve_s", "history"),
-    *("nodes", "tensors"),
+    *("peak_ram_bytes", "compute_s", "transfer_s", "makespan_s", "build_s", "solve_s"),
+    *("primal_integral_s", "history", "nodes", "tensors"),
 ]
 STATED = [metric.key for metric in metrics_at(Display.FILE)]
 IN_FILES = ("peak_ram_bytes", "compute_s", "transfer_s", "makespan_s", "baseline_energy_j")
@@ -53,7 +60,7 @@ def test_the_figures_of_the_worked_example():
     assert (document["status"], document["violations"]) == ("optimal", [])
     assert document["objective"] == {"minimize": "energy", "value": 11, "bound": 11, "gap": 0}
     figures = {key: document[key] for key in KEYS if key in STATED}
-    del figures["build_s"], figures["solve_s"]
+    del figures["build_s"], figures["solve_s"], figures["primal_integral_s"]
     assert figures == {
         "energy_j": 11.0,
         "bound_j": 11.0,
@@ -377,3 +384,32 @@ def test_signatures_are_those_of_the_contract():
     limits = {"ram", "deadline", "deadline_counts", "aux_bytes", "recompute"}
     assert {"graph", "costs", *limits} <= set(inspect.signature(pm.Problem).parameters)
     assert {"formulation", "reductions"} <= set(inspect.signature(pm.build).parameters)
+
+
+# -- histories -----------------------------------------------------------------------------------
+HISTORY = ((1.0, None, 2.0), (3.0, 10.0, None), (4.0, 5.0, 2.0), (6.0, 5.0, 5.0))
+"""First a bound, then a schedule, a better one, and the proof."""
+
+
+def test_gap_over_time_falls_from_one_to_the_last_gap():
+    """It is 1 without a schedule or a bound."""
+    assert gap_over_time(HISTORY) == ((1.0, 1.0), (3.0, 1.0), (4.0, 0.6), (6.0, 0.0))
+    assert gap_over_time(()) == ()
+    assert gap_over_time([(1.0, 0.0, None)]) == ((1.0, 0.0),)
+
+
+def test_primal_integral_counts_time_by_distance_to_the_best():
+    """Three seconds without a schedule, one at twice the last value, two at that."""
+    assert primal_integral_s(HISTORY) == pytest.approx(3 + 0.5)
+    assert primal_integral_s(HISTORY, best=4.0) == pytest.approx(3 + 0.6 + 2 * 0.2)
+    assert primal_integral_s(HISTORY[:1]) is None
+    assert primal_integral_s(()) is None
+
+
+def test_result_has_both_of_its_history():
+    """As a file states them; a solve without a schedule has no primal integral."""
+    result = solve(skip_problem(), time_limit=30)
+    assert result.gap_over_time[-1] == (result.history[-1][0], result.gap)
+    assert 0 < result.primal_integral_s <= result.wall_s
+    assert result.to_dict()["primal_integral_s"] == result.primal_integral_s
+    assert without_schedule().primal_integral_s is None

@@ -21,7 +21,7 @@ from poetmodel.schedule.relations import (
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.schedule import Schedule, Simulation
@@ -266,6 +266,19 @@ class SolveResult:
         return relative_gap(self.overhead, self.proven_bound - self.problem.objective.baseline)
 
     @property
+    def gap_over_time(self) -> tuple[tuple[float, float], ...]:
+        """Time [s] and gap of each moment of `history`, a step function; see `gap_over_time`."""
+        return gap_over_time(self.history)
+
+    @property
+    def primal_integral_s(self) -> float | None:
+        """Integral of the primal gap over the solve [s], with the schedule found as reference.
+
+        None without a history or a schedule; see `primal_integral_s`.
+        """
+        return primal_integral_s(self.history)
+
+    @property
     def proven_bound(self) -> float:
         """`bound` before it is held against the value: what every schedule pays, or more.
 
@@ -398,6 +411,7 @@ class SolveResult:
             "gap": self._energy_gap(),
             "build_s": self.build_s,
             "solve_s": self.solve_s,
+            "primal_integral_s": self.primal_integral_s,
         }
         return {
             metric.key: claims[metric.key] if metric.of is None else metric.of(simulation)
@@ -413,6 +427,41 @@ class SolveResult:
 
 def _rounded(moment: Moment) -> list[float | None]:
     return [None if value is None else float(f"{value:.10g}") for value in moment]
+
+
+def gap_over_time(history: Sequence[Moment]) -> tuple[tuple[float, float], ...]:
+    """Return the MIP gap at each moment of a history: (value - bound) / value, from 0 to 1.
+
+    Each gap holds until the next moment. It is 1 before the first schedule, and without a bound
+    above what every schedule pays.
+    """
+    return tuple(
+        (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))
+        for seconds, value, bound in history
+    )
+
+
+def primal_integral_s(history: Sequence[Moment], best: float | None = None) -> float | None:
+    """Return the primal integral of a history [s]: less is better, at least until its first value.
+
+    The primal gap is 1 before the first schedule, and then (value - best) / value; it is integrated
+    from 0 s to the last moment. `best` is the reference, such as the best value that is known from
+    any solver, in the unit of the history, which counts beyond what every schedule pays; by default
+    the last value of the history. None if there is no value.
+
+    Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
+    (2013).
+    """
+    last = None if not history else history[-1][1]
+    if last is None:
+        return None
+    reference = last if best is None else best
+    total_s, since_s, primal_gap = 0.0, 0.0, 1.0
+    for seconds, value, _ in history:
+        total_s += primal_gap * (seconds - since_s)
+        since_s = seconds
+        primal_gap = 1.0 if value is None else relative_gap(value, reference)
+    return total_s
 
 
 def relative_gap(value: float, bound: float) -> float:

@@ -10,12 +10,14 @@ import pytest
 from kit.instances import random_graph, random_training_graph, seeded
 from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
-from poetmodel.baselines import METHODS, method_names, run
+from poetmodel.baselines import METHODS, method_names, own, run
 from poetmodel.baselines import running as home
-from poetmodel.baselines.engine import Execution, cheapest, fitted, last_resort, overwrites
+from poetmodel.baselines.engine import cheapest, fitted
+from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
 from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
+from poetmodel.heuristics.execution import Execution, last_resort, overwrites
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
@@ -310,6 +312,12 @@ def test_fitted_gives_a_method_less_until_the_budget_is_kept():
     assert fitted(loose, run) == checkpoint_all(graph)  # type: ignore[arg-type]
 
 
+def endless():
+    """Run until the time limit stops it."""
+    while True:
+        check_time_limit()
+
+
 def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
     """A rule without end takes neither the schedule of an earlier one nor the time to verify it.
 
@@ -320,18 +328,33 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
     graph = training_chain([1] * 5)
     problem = Problem(graph, chain_costs(graph), ram="100%")
 
-    def endless():
-        while True:
-            check_time_limit()
-
-    def keep_all():
-        return checkpoint_all(graph)
-
+    rules = (partial(keep_all, problem), endless)
     with time_limit(1000):
-        schedule = cheapest(problem, (keep_all, endless))
+        schedule = cheapest(problem, rules)
         assert verify(problem, schedule).valid
     with time_limit(1000), pytest.raises(TimeLimitError):
-        cheapest(problem, (endless, keep_all))
+        cheapest(problem, reversed(rules))
+
+
+@pytest.mark.parametrize(
+    ("ram", "rules", "status", "termination"),
+    [
+        ("100%", "keep_all endless", Status.OPTIMAL, Termination.PROVED),
+        ("75%", "chen_sqrt endless", Status.FEASIBLE, Termination.TIME_LIMIT),
+        ("75%", "chen_sqrt keep_all", Status.FEASIBLE, Termination.STALLED),
+        ("75%", "keep_all endless", Status.UNKNOWN, Termination.TIME_LIMIT),
+    ],
+)
+def test_method_whose_rules_were_cut_short_met_its_time_limit(ram, rules, status, termination):
+    """It says so beside the schedule of an earlier rule; one that breaks a limit is no answer."""
+    known = {"keep_all": keep_all, "chen_sqrt": chen_sqrt, "endless": lambda _: endless()}
+
+    @own.method("cut-short")
+    def rule_by_rule(problem):
+        return cheapest(problem, [partial(known[name], problem) for name in rules.split()])
+
+    result = run(problem_of(ram), "cut-short", time_limit=0.2)
+    assert (result.status, result.termination) == (status, termination)
 
 
 def test_inputs_are_overwritten_as_a_last_resort():

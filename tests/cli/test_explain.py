@@ -1,4 +1,4 @@
-"""``poetmodel explain`` and ``diff``: what schedules decided."""
+"""``poetmodel explain`` and ``diff``: what schedules decided, and what a decision costs."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,10 @@ import pytest
 from kit.commands import BOARD_FILE, CHAIN, PROFILE, invoke, write_solved
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
+from poetmodel.result import Status
 from poetmodel.schedule.decisions import Decision, Treatment
+from poetmodel.solver import sensitivity
+from poetmodel.solver.sensitivity import Alternative, Forbidden, RamStep
 from poetmodel.units import MAX_BYTES
 
 
@@ -40,6 +43,80 @@ def test_schedule_is_explained_in_json():
     assert decision["tensor"] == "x"
     assert decision["energy_j"] == pytest.approx(0.004)
     assert decision["time_s"] == pytest.approx(0.004)
+    assert "alternatives" not in decision
+    assert "next_ram_step" not in document
+
+
+def test_cost_of_a_decision_is_in_json():
+    """Without paging x it is recomputed for 1 J; to keep it takes 404 B, which saves the 4 mJ."""
+    document = explain("--json", tensor="x").json
+    (decision,) = document["decisions"]
+    found = {other["without"]: other for other in decision["alternatives"]}
+    recomputed, kept = found["paging"], found["recomputation and paging"]
+    assert recomputed["extra"] == recomputed["least_extra"] == pytest.approx(1 - 0.004)
+    assert recomputed["extra_s"] == pytest.approx(1 - 0.004)
+    assert (recomputed["becomes"], recomputed["proven"]) == ("recomputed", True)
+    assert (kept["status"], kept["extra"]) == ("infeasible", None)
+    step = document["next_ram_step"]
+    assert (step["ram_bytes"], step["least_ram_bytes"], step["proven"]) == (404, 404, True)
+    assert step["saved"] == pytest.approx(0.004)
+
+
+def test_costs_of_one_tensor_are_told(told):
+    """Of a tensor that is kept, of one without a choice, and of a file without a proof."""
+    told(explain(tensor="x", ram="404").out.split("\n\n")[1], "kept")
+    told(explain(tensor="g1").out.split("\n\n")[1], "unused")
+    path = Path("chain.schedule.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "feasible"}))
+    where = ("--graph", CHAIN, "--device", BOARD_FILE)
+    told(invoke("explain", path, "x", *where).err, "not proven")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"status": Status.FEASIBLE, "least_extra": 0.5}, "range"),
+        ({"status": Status.FEASIBLE, "least_extra": -0.1}, "at most"),
+        ({"status": Status.UNKNOWN, "extra": None, "least_extra": 0.5}, "or more"),
+        ({"status": Status.UNKNOWN, "extra": None, "least_extra": -0.1}, "unknown"),
+        ({"extra": 1e-9, "least_extra": 1e-9}, "nothing"),
+        ({"extra": -0.001, "least_extra": -0.001}, "better"),
+    ],
+)
+def test_what_is_not_proven_is_told(monkeypatch, told, change, name):
+    """A range from what is proven to what was found; noise below the gap is 0 J."""
+    found = Alternative(
+        tensor=0,
+        forbidden=Forbidden.PAGING,
+        status=Status.OPTIMAL,
+        becomes=Treatment.RECOMPUTED,
+        extra=1.0,
+        least_extra=1.0,
+        extra_s=0.5,
+    )
+    monkeypatch.setattr(
+        sensitivity, "find_alternatives", lambda *_, **__: (replace(found, **change),)
+    )
+    monkeypatch.setattr(sensitivity, "find_ram_step", lambda *_, **__: None)
+    told(explain(tensor="x").out.split("\n\n")[1], name)
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        ({"status": Status.FEASIBLE, "ram_bytes": 410, "least_ram_bytes": 400}, "found"),
+        ({"status": Status.FEASIBLE, "ram_bytes": 350, "least_ram_bytes": 300}, "same"),
+        ({"status": Status.UNKNOWN, "least_ram_bytes": 400}, "bounded"),
+        ({"status": Status.UNKNOWN, "least_ram_bytes": 300}, "unknown"),
+    ],
+)
+def test_step_of_ram_that_is_not_proven_is_told(monkeypatch, told, step, name):
+    """What was found, and below which RAM nothing better exists."""
+    saved = 0.004 if "ram_bytes" in step else None
+    found = RamStep(**step, saved=saved, most_saved=saved)
+    monkeypatch.setattr(sensitivity, "find_alternatives", lambda *_, **__: ())
+    monkeypatch.setattr(sensitivity, "find_ram_step", lambda *_, **__: found)
+    told(explain(tensor="x").out.split("\n\n")[1], name)
 
 
 def test_tables_fit(told):

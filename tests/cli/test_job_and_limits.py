@@ -69,6 +69,12 @@ def test_job_gives_the_limits_of_a_step():
     assert (job["samples"], job["steps"]) == (10, 10)
     assert job["total_s"] == pytest.approx(10 * document["makespan_s"])
     assert job["total_j"] == pytest.approx(10 * document["energy_j"])
+    states = {entry["quantity"]: (entry["state"], entry["saved"]) for entry in job["limits"]}
+    assert states == {
+        "ram": ("binds", pytest.approx(0.004)),
+        "time": ("slack", 0.0),
+        "energy": ("slack", 0.0),
+    }
     graph = write_graph(Path("b.graph.json"), chain() | {"batch_size": 4})
     options = ("--samples", 9, "--within", "30s", "--json")
     document = invoke("solve", "--graph", graph, "--device", BOARD_FILE, *options).json
@@ -76,8 +82,8 @@ def test_job_gives_the_limits_of_a_step():
     assert document["problem"]["deadline_s"] == pytest.approx(10.0)
 
 
-def test_table_says_time_and_energy():
-    """In words: totals with their share of time and battery."""
+def test_table_says_time_energy_and_limits():
+    """In words: totals with their share of time and battery, and which limits bind."""
     options = ("--samples", 10, "--within", "2min", "--battery", "1Wh", "--ram", 350)
     text = invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, *options).out
     assert "The whole job" in text
@@ -85,6 +91,9 @@ def test_table_says_time_and_energy():
     assert "60.04 s" in text
     assert "of the time of 2 min" in text
     assert "of the battery of 3,600 J" in text
+    assert "RAM budget     binds          40 mJ less without it" in text
+    assert "deadline       does not bind" in text
+    assert "energy budget  does not bind" in text
 
 
 def test_impossible_job_says_which_limit_is_too_little(told):

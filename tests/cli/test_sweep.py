@@ -6,13 +6,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import poetmodel as pm
 from kit.commands import invoke, refused
 from poetmodel import sweeps
+from poetmodel.cli import instances
 from poetmodel.sweeps import figures
 from poetmodel.sweeps.figures import FIGURES, Figure, Part
+from poetmodel.sweeps.instances import BestKnown, Instance
 from poetmodel.sweeps.measurement import failure, measure
 
 ARGUMENTS = ("--devices", "rpi4b", "--ram", "100%,75%", "--methods", "lru-paging,checkpoint-all")
@@ -250,6 +254,83 @@ def test_unknown_names_and_limits_are_refused():
     ):
         assert invoke("bench", *arguments, "--out", out).status == 2
     assert not out.exists()
+
+
+# -- the instance library --------------------------------------------------------------------------
+@pytest.mark.slow
+def test_library_of_all_problems_is_written_and_checked():
+    """Every problem has files and results that agree; a schedule of our own is as good as known."""
+    done = invoke("bench", "instances", "library", "--json", status=0)
+    lines = {line["name"]: line for line in done.json["instances"]}
+    assert len(lines) == len(done.json["instances"]) > 700
+    files = [path for path in Path("library").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 100_000_000
+    for line in lines.values():
+        best = line["best"]
+        assert all(Path("library", line[key]).is_file() for key in ("graph", "costs"))
+        assert line["problem"]["ram_budget_bytes"] >= line["min_ram_bytes"]
+        assert (line["nodes"] < 60) == (line["mps"] is not None)
+        if best["overhead"] is not None:
+            assert best["commit"]
+            assert not best["infeasible"]
+            assert best["bound"] <= best["overhead"] * (1 + 1e-9)
+    name = "resnet18-cifar-nrf52840-80"
+    budget, device = ("--ram", "80%"), ("--device", "nrf52840")
+    out = Path("solutions") / f"{name}.schedule.json"
+    out.parent.mkdir()
+    invoke("solve", "resnet18-cifar", *device, *budget, "--out", out, status=0)
+    (found,) = invoke("bench", "check", "library", "solutions", "--json", status=0).json[
+        "solutions"
+    ]
+    assert (found["name"], found["finding"]) == (name, "equal")
+
+
+@pytest.fixture
+def _small_library(monkeypatch):
+    """Let the library have one problem: a single pass in all RAM."""
+    graph = pm.zoo.mlp()
+    costs = pm.Costs.estimate(graph, pm.Device.load("rpi4b"))
+    problem = pm.Problem(graph, costs, ram="75%")
+    best = BestKnown(overhead=1e-9, method="optimal", commit="abc", bound=1e-9)
+    instance = Instance(name="mlp-75", kind="zoo", problem=problem, best=best)
+    registry = SimpleNamespace(instances=lambda: [instance], MOCCASIN="Left out: some.")
+    monkeypatch.setattr(instances, "_import_registry", lambda: registry)
+
+
+@pytest.mark.usefixtures("_small_library")
+def test_instances_and_solutions_are_tables(told):
+    """What is written, by kind; each solution beside the best one; status 3 for one not valid."""
+    out = Path("solutions")
+    out.mkdir()
+    written = invoke("bench", "instances", "library", status=0)
+    schedule = out / "mlp-75.schedule.json"
+    invoke("solve", "mlp", "--device", "rpi4b", "--ram", "75%", "--out", schedule, status=0)
+    checked = invoke("bench", "check", "library", out, status=0)
+    schedule.unlink()
+    count = len(pm.zoo.mlp().nodes)
+    (out / "mlp-75.order.json").write_text(json.dumps(list(range(count))))
+    refused_one = invoke("bench", "check", "library", out, status=3)
+    told(written.out, "instances")
+    told(checked.out, "check")
+    told(refused_one.err, "not valid")
+
+
+def test_folders_of_bench_are_counted(told):
+    """Each name has its own number of folders, and --mps belongs to one of them."""
+    for arguments in (
+        ("instances",),
+        ("check", "one"),
+        ("figure2", "one"),
+        ("figure2", "--mps", "a"),
+        ("figure9",),
+    ):
+        told(refused("bench", *arguments), " ".join(arguments))
+
+
+def test_library_needs_a_checkout(monkeypatch, told):
+    """An installed package has no records: the message says where they are."""
+    monkeypatch.setattr(instances, "files", lambda _: "/nowhere/site-packages/poetmodel")
+    told(refused("bench", "instances", "library"))
 
 
 def test_pareto_front_is_rows_and_a_figure():

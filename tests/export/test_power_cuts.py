@@ -20,6 +20,9 @@ FLASHES = {
     "any byte of a page": (1, 256, 32768, 17, "storage"),
     "words of a page": (4, 64, 4096, 2, "RAM"),
     "read in place": (4, 4, 16384, 8, "in place"),
+    "the best": (8, 8, 1024, 2, "best storage"),
+    "the best, shared": (16, 16, 16384, 8, "best RAM"),
+    "the best, in place": (4, 64, 4096, 3, "best in place"),
 }
 """Write unit, what an operation programs, erase block [B]; generations, of which large blocks have
 several; where state lives."""
@@ -28,6 +31,7 @@ PLANS = {
     "RAM": {"ram": "150%", "commit": True},
     "in place": {"ram": "90%", "device": "nano33ble", "commit": True},
 }
+PLANS |= {f"best {name}": plan | {"evaluate": True} for name, plan in [*PLANS.items()]}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,9 @@ def trials(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("flash", rotating(FLASHES, {"8 B", "any byte of a page", "read in place"}))
+@pytest.mark.parametrize(
+    "flash", rotating(FLASHES, {"8 B", "any byte of a page", "read in place", "the best"})
+)
 @parts(PARTS)
 def test_no_cut_loses_or_invents_anything(trials, flash, part):
     """A restart finds the last whole generation, or none before the first one, and says no more.

@@ -15,8 +15,9 @@ from kit.worked import state, update
 from poetmodel.export import board
 from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
-from poetmodel.export.step import (
+from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.io import load_step
+from poetmodel.lowered.step import (
     Buffer,
     Call,
     DataType,
@@ -25,7 +26,6 @@ from poetmodel.export.step import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.graph import Graph, Node, Phase, Tensor
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
@@ -36,10 +36,36 @@ def exporter(tmp_path_factory, plans):
     @cache
     def folder(name):
         path = tmp_path_factory.mktemp(name)
-        export_step(load_step(STEP), path, gap=0.5, **plans[name])
+        step = load_step(STEP)
+        step = evaluated(step) if plans[name].get("evaluate") else step
+        export_step(step, path, gap=0.5, **plans[name])
         return path
 
     return folder
+
+
+def evaluated(step):
+    """Return a step with its own forward pass, up to the loss, as its evaluation."""
+    graph, loss = step.graph, step.loss
+    end = graph.node_of[graph.tensor_index[loss.buffer]] + 1
+    pairs = zip(graph.nodes[:end], step.calls, strict=False)
+    pairs = [(node, calls) for node, calls in pairs if not node.is_state and node.op != "mask"]
+    state = {node.name for node in graph.nodes if node.is_state}
+    nodes = [replace(n, inputs=tuple(x for x in n.inputs if x not in state)) for n, _ in pairs]
+    made = Ref("output")
+    nodes.append(Node(name="output", op="output", phase=Phase.FORWARD, inputs=(loss.buffer,)))
+    calls = [*(calls for _, calls in pairs), (Call("pm_copy", (made, loss, (1, 1, 1, 1))),)]
+    buffers = {**step.buffers, "output": Buffer(elements=1, type=DataType.REAL)}
+    part = replace(
+        step,
+        graph=Graph(name="evaluation", nodes=tuple(nodes)),
+        calls=tuple(calls),
+        buffers=buffers,
+        states=(),
+        values={},
+        output=NamedTensor(name="output", shape=(), type=DataType.REAL, pieces=(made,)),
+    )
+    return replace(step, evaluation=part.with_nodes(nodes, calls))
 
 
 def digit_batches(count, *, seed):

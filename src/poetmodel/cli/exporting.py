@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer  # noqa: TC002 - typer itself reads the annotation
 
+from poetmodel.budgets import Budget
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.torch.target import OnnxStep
 
 
@@ -84,6 +85,12 @@ class ExportOptions:
         "--infer",
         "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
     )
+    evaluate: bool = options.option(
+        False,
+        "--evaluate",
+        "Export pm_evaluate too: loss and correct classes of a batch in evaluation mode; with "
+        "--commit also pm_keep_best and pm_restore_best.",
+    )
     byte_input: str | None = options.option(
         None,
         "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
@@ -126,14 +133,15 @@ class DeviceOptions(options.CommitOptions):
     ram: str | None = options.limit(
         None,
         "--ram SIZE",
-        "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
-        "the device's. For ExecuTorch the arena, without a default.",
+        "All RAM of the step, stack and inputs included, such as 256KiB; or 50% of the keep-all "
+        "peak, and stack and inputs on top. Default: the device's. For ExecuTorch the arena, "
+        "without a default.",
     )
     stack: str | None = options.limit(
         None, "--stack SIZE", "What to reserve for the stack. Default: 1536B, 2048B with --commit."
     )
     tile: str | None = options.limit(
-        None,
+        "auto",
         "--tile SIZE|auto|none",
         "Cut what is larger, parameters and activations, in slices of channels, such as 32KiB; "
         "auto chooses the size. Default: auto where the step needs it to fit.",
@@ -153,8 +161,8 @@ class DeviceOptions(options.CommitOptions):
         "--time-limit TIME",
         "Wall-clock limit, seconds or a time such as 5min, from the start of the command on, or, "
         "where a step is captured, from then on. It is for reading a step file, all solves, plans "
-        "and addresses, those of pm_infer too; writing the files comes on top. The best that was "
-        "found by then is written.",
+        "and addresses, those of pm_infer and pm_evaluate too; writing the files comes on top. "
+        "The best that was found by then is written.",
         parser=options.seconds,
     )
     gap: float = options.how(
@@ -216,6 +224,7 @@ def export(
     shown = not output.json
     given: dict[str, Any] = planned.given() | {
         "infer": wanted.infer,
+        "evaluate": wanted.evaluate,
         "byte_inputs": _byte_inputs(wanted.byte_input),
         "prefix": wanted.prefix,
         "weights": wanted.weights,
@@ -227,7 +236,7 @@ def export(
 
         board = check_export(wanted.out, **given)
     elif captured:
-        from poetmodel.export.tables import parse_byte_inputs
+        from poetmodel.lowered.tables import parse_byte_inputs
 
         parse_byte_inputs(given["byte_inputs"])
     with live_line(wanted=shown, doing="capturing" if captured else "reading"):
@@ -238,11 +247,12 @@ def export(
             optimizer=wanted.optimizer,
             accumulate=wanted.accumulate,
             infer=wanted.infer,
+            evaluate=wanted.evaluate,
             device=board,
         )
     if wanted.target == ExportTarget.STEP:
-        from poetmodel.export.io import save_step
-        from poetmodel.export.tables import with_byte_inputs
+        from poetmodel.lowered.io import save_step
+        from poetmodel.lowered.tables import with_byte_inputs
 
         save_step(with_byte_inputs(step, given["byte_inputs"]), wanted.out)
         print_written(wanted.out)
@@ -285,7 +295,7 @@ def _byte_inputs(text: str | None) -> dict[str, str]:
 
 _GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
 _TAKEN: Final = {
-    ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "byte_input")),
+    ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "evaluate", "byte_input")),
     ExportTarget.EXECUTORCH: (
         "a program of ExecuTorch",
         ("ram", "device", "no_paging", "time_limit", "gap"),
@@ -324,7 +334,7 @@ def _write_program(
     """Write a program of ExecuTorch, and say what it takes."""
     if planned.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
-    parse_size(planned.ram, field="ram", whole_bytes=1)
+    Budget.parse(planned.ram)
     read_device(planned.device)
     from poetmodel import torch as pmt
     from poetmodel.torch.target import load_step
@@ -366,6 +376,7 @@ def step_of(
     optimizer: options.OptimizerName | None,
     accumulate: int = 1,
     infer: bool = False,
+    evaluate: bool = False,
     device: Device | None = None,
 ) -> LoweredStep:
     """Capture what ``module:function`` returns or an ONNX file has, or read a step file.
@@ -376,7 +387,7 @@ def step_of(
     from poetmodel.torch.target import is_captured
 
     if not is_captured(what):
-        from poetmodel.export.io import load_step
+        from poetmodel.lowered.io import load_step
 
         step = load_step(what)  # refuses what is no step before its options
         given = (
@@ -403,14 +414,16 @@ def step_of(
             from poetmodel.export.checks import check_weight_bytes
 
             check_weight_bytes(trained_weight_bytes(model), device)
-        from poetmodel.torch.lowering.inference import with_inference  # loads PyTorch's compiler
+        from poetmodel.torch.lowering import inference  # loads PyTorch's compiler
         from poetmodel.torch.lowering.step import lower
         from poetmodel.torch.step.optimizers import named_optimizer
 
         name = name or default_name(what)
         chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
         step = lower(model, loss_fn, inputs, name=name, optimizer=chosen, accumulate=accumulate)
-        return with_inference(step, model, loss_fn, inputs) if infer else step
+        if infer:
+            step = inference.with_inference(step, model, loss_fn, inputs)
+        return inference.with_evaluation(step, model, loss_fn, inputs) if evaluate else step
 
 
 def _facts(deployment: Deployment) -> Iterator[Fact]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
+from poetmodel.problem import Quantity
 from poetmodel.problem.job import Job
-from poetmodel.report.presenter import Fact, Unit, percent
+from poetmodel.report.presenter import Fact, Unit, percent, row
 from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.result import SolveResult
+    from poetmodel.solver.sensitivity import UsedLimit
 
+
+LIMITS_SHARE: Final = 0.25
+"""Share of the time limit to find out which limits bind."""
 
 _job = partial(option, rich_help_panel="The whole job")
 
@@ -64,13 +69,24 @@ class JobOptions:
         return Job(samples=self.samples, within=self.within, battery=self.battery)
 
 
+def answer(job: Job, result: SolveResult, *, threads: int) -> Reply:
+    """Find out which limits of a solved step bind."""
+    from poetmodel.solver.sensitivity import find_used_limits
+
+    limit_s = LIMITS_SHARE * (result.time_limit_s or 1.0)
+    limits = find_used_limits(result, time_limit=limit_s, threads=threads)
+    return Reply(job=job, result=result, limits=limits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer on a job: its time and its energy."""
+    """The answer on a job: its time, its energy, and the limits that bind."""
 
     job: Job
     result: SolveResult
     """One step of it."""
+    limits: tuple[UsedLimit, ...] = ()
+    """RAM, and the deadline and the energy budget of a step if stated."""
 
     @property
     def steps(self) -> int:
@@ -102,6 +118,18 @@ class Reply:
         yield Fact("total_s", self.total_s, "takes", format_seconds, of_time)
         of_battery = _share(self.total_j, self.job.battery_j, "battery", format_joules)
         yield Fact("total_j", self.total_j, "needs", format_joules, of_battery)
+        yield Fact("limits", [limit.to_dict() for limit in self.limits])
+        for limit in self.limits:
+            yield row(_NAMES[limit.quantity], _WORDS[limit.state], self._gain(limit))
+
+    def _gain(self, limit: UsedLimit) -> str:
+        """Return in words how much a job needs less without a limit that binds."""
+        if limit.state != "binds" or limit.saved is None:
+            return ""
+        problem, saved = self.result.problem, limit.saved
+        if problem.minimize in (Quantity.ENERGY, Quantity.TIME):
+            return f"{problem.objective.format(self.steps * saved)} less without it"
+        return f"{problem.objective.format(saved)} less without it, a step"
 
     def sentences(self) -> Iterator[str]:
         """Yield why a step has no schedule, in sentences."""
@@ -113,6 +141,19 @@ class Reply:
             amounts.append(format_joules(self.job.energy_budget_j(graph) or 0.0))
         if amounts:
             yield f"each of the {self.steps:,} steps may take {' and '.join(amounts)}"
+
+
+_NAMES: Final = {
+    Quantity.RAM: "RAM budget",
+    Quantity.TIME: "deadline",
+    Quantity.ENERGY: "energy budget",
+}
+_WORDS: Final = {
+    "binds": "binds",
+    "slack": "does not bind",
+    "open": "not decided in time",
+}
+"""States of a limit, in words."""
 
 
 def _share(total: float | None, limit: float | None, what: str, unit: Unit) -> str:

@@ -15,7 +15,7 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.solver.sensitivity import Limit
 
 NAMED_TENSORS: Final = 3
@@ -52,7 +52,7 @@ def limits(
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
-    from poetmodel.export.deployment import alignment_on
+    from poetmodel.plan.arena import alignment_on
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
@@ -72,28 +72,48 @@ def limits(
         )
     beside = None if step is None else beside_bytes(step, commit=limits.steps_to_commit is not None)
     tiles = None if step is None or source.tile else _in_tiles(step, problem)
+    evaluation = None if step is None else _evaluation_bytes(step, problem)
     rooms = [limit.result.room for limit in bounds if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
     if output.json:
-        print_json(as_dict(problem, bounds, beside=beside, tiles=tiles))
+        print_json(as_dict(problem, bounds, beside=beside, tiles=tiles, evaluation=evaluation))
         return
     of = KERNELS_OF.get(graph.kernels or "", "")
-    show(figures(f"Limits of {graph.name}{of}", _facts(problem, bounds, beside, tiles)))
+    facts = _facts(problem, bounds, beside, tiles, evaluation)
+    show(figures(f"Limits of {graph.name}{of}", facts))
     if any(limit.result.status == Status.FEASIBLE for limit in bounds):
         print_text("", "A longer --time-limit closes the gaps that are left.")
 
 
 def _in_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
     """Return the size of tiles with which no node needs much, and what one needs [B]."""
-    from poetmodel.export.exporting import chosen_tiles, needed_bytes
-    from poetmodel.export.tiles import AUTO
+    from poetmodel.budgets import TileChoice
+    from poetmodel.tiling.choice import chosen_tiles, needed_bytes
 
     device, paging = problem.costs.device, problem.can_page
     if device is None:
         return None
-    size, found = chosen_tiles(step, AUTO, device, room_bytes=0, paging=paging)
+    size, found = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=0, paging=paging)
     return None if size is None else (size, needed_bytes(found, device, paging=paging))
+
+
+def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
+    """Return what a node of a step's evaluation needs at most [B]; None if there is none.
+
+    The state is on storage, as far as the device pages.
+    """
+    from poetmodel.lowered.step import reading_state
+    from poetmodel.tiling.choice import needed_bytes
+
+    device, paging = problem.costs.device, problem.can_page
+    if step.evaluation is None or device is None:
+        return None
+    state = [step.graph.tensors[i].name for i in step.graph.state_tensors]
+    is_paged = paging and not device.is_memory_mapped
+    found = reading_state(step.evaluation, state if is_paged else ())
+    needed = needed_bytes(found, device, paging=paging)
+    return needed if paging else needed + step.graph.state_bytes
 
 
 def as_dict(
@@ -102,11 +122,13 @@ def as_dict(
     *,
     beside: int | None = None,
     tiles: tuple[int, int] | None = None,
+    evaluation: int | None = None,
 ) -> dict[str, Any]:
     """Return the limits as plain values in SI units; those on RAM by name, under ``ram``.
 
     `beside` is what exported C takes of RAM beside its tensors [B]; None where that is no question.
-    `tiles` are the size of tiles with which it takes the least, and the minimum RAM then.
+    `tiles` are the size of tiles with which it takes the least, and the minimum RAM then;
+    `evaluation` is the minimum RAM of ``pm_evaluate``.
     """
     graph = problem.graph
     least = problem.floor
@@ -118,6 +140,7 @@ def as_dict(
         "ram": {limit.name: limit.to_dict() for limit in limits if limit.quantity == Quantity.RAM},
         **{limit.name: limit.to_dict() for limit in limits if limit.quantity != Quantity.RAM},
         **({} if beside is None else {"reserved_bytes": beside}),
+        **({} if evaluation is None else {"evaluation_floor_bytes": evaluation}),
         **({} if tiles is None else {"tile_bytes": tiles[0], "tiled_floor_bytes": tiles[1]}),
     }
 
@@ -127,12 +150,19 @@ def _facts(
     limits: Sequence[Limit],
     beside: int | None,
     tiles: tuple[int, int] | None,
+    evaluation: int | None,
 ) -> Iterator[Fact]:
     if problem.graph.exactness:
         yield row("numbers", problem.graph.exactness)
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
         if limit.name == "block":
             yield _exported(problem, limit, beside or 0)
+            if evaluation is not None and limit.value is not None:
+                yield row(
+                    "RAM, --evaluate",
+                    format_bytes(max(round(limit.value), evaluation) + (beside or 0)),
+                    f"the larger of that and of pm_evaluate, {format_bytes(evaluation)} of tensors",
+                )
             if tiles is not None:
                 yield row(
                     "RAM, in tiles",
@@ -155,7 +185,7 @@ def _facts(
 
 def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:
     """Return the least RAM of exported C: its tensors, and what it takes beside them."""
-    from poetmodel.export.deployment import alignment_on
+    from poetmodel.plan.arena import alignment_on
 
     if limit.value is None:
         return row(WORDS[limit.name], "none", limit.result.reason)

@@ -21,7 +21,7 @@ from poetmodel.cli.inputs import (
     read_costs,
     read_graph,
 )
-from poetmodel.cli.job import JobOptions, Reply
+from poetmodel.cli.job import JobOptions, Reply, answer
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.plan import arena_facts, default_mode, save_beside
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -138,7 +138,7 @@ def solve(
     explanation = _explain(result, threads=search.threads)
     if files.arena and explanation is not None and explanation.in_the_way:
         explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))
-    reply = None if job is None else Reply(job=job, result=result)
+    reply = None if job is None else answer(job, result, threads=search.threads)
     _deliver(
         result,
         reply,

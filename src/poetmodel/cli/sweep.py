@@ -369,7 +369,14 @@ class FigureOptions:
     name: str = options.argument(
         options.REQUIRED,
         "NAME",
-        "figure2, figure3, figure4, figure5, table3: of the POET paper.",
+        "figure2, figure3, figure4, figure5, table3: of the POET paper; instances: write the "
+        "instance library; check: verify solutions of it.",
+    )
+    folders: list[Path] | None = options.argument(
+        None, "[FOLDERS]...", "For instances: DIR. For check: DIR and SOLUTIONS."
+    )
+    mps: str | None = options.output(
+        None, "--mps NAME,...", "With instances: also write MPS files of these problems."
     )
     quick: bool = options.how(False, "--quick", "Fewer budgets, shorter limits.")
     out: Path | None = options.output(
@@ -388,7 +395,25 @@ class FigureOptions:
 
 @options.command("poetmodel bench figure5 --quick")
 def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
-    """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
+    """Reproduce a figure of the paper, or write and check the instance library."""
+    from poetmodel.cli import instances
+
+    folders = wanted.folders or []
+    if len(folders) != instances.FOLDERS.get(wanted.name, 0):
+        expected = instances.USAGE.get(wanted.name, "no folder; the records go to --out")
+        raise InputError(f"bench {wanted.name}: expected {expected}")
+    if wanted.mps is not None and wanted.name != instances.WRITE:
+        raise InputError(f"--mps: only 'poetmodel bench {instances.WRITE}' takes it")
+    if wanted.name == instances.WRITE:
+        instances.write_instances(folders[0], wanted.mps, output)
+    elif wanted.name == instances.CHECK:
+        instances.check_solutions(folders[0], folders[1], output)
+    else:
+        _reproduce(wanted, runs, output)
+
+
+def _reproduce(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
+    """Write records, a table and a picture of a figure of the paper; can be resumed."""
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_all
     from poetmodel.sweeps.store import Store

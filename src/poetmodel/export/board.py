@@ -171,6 +171,7 @@ STEP_STATUS: Final = 10
 _FIGURE: Final = re.compile(r"^([a-z_]+) (\d+)$", re.MULTILINE)
 _NODE: Final = re.compile(r"^node (\d+) (\d+)$", re.MULTILINE)
 _LOSS: Final = re.compile(r"^loss (\d+) (\S+)$", re.MULTILINE)
+_EVALUATION: Final = re.compile(r"^evaluation (\d+) (\S+) (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,8 @@ class ProgramRun:
     """Instructions of one step by node, where they were counted (``PROFILE=1``)."""
     messages: str
     """All that it said on standard error."""
+    evaluations: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    """Loss and number of correct samples in evaluation mode, by the number of the batch, from 1."""
 
     @property
     def error(self) -> int:
@@ -240,7 +243,7 @@ def run(
     learning_rate : float
         The same in all steps.
     words : sequence of str
-        ``resume``, and faults such as ``cut:7``.
+        ``resume``, ``evaluate``, and faults such as ``cut:7``.
     time_limit_s : float
         After how long it is ended [s].
 
@@ -266,6 +269,10 @@ def run(
     return ProgramRun(
         status=done.returncode,
         losses={int(step): float(loss) for step, loss in _LOSS.findall(done.stdout)},
+        evaluations={
+            int(batch): (float(loss), int(correct))
+            for batch, loss, correct in _EVALUATION.findall(done.stdout)
+        },
         state=state.read_bytes() if state.is_file() else b"",
         figures={name: int(value) for name, value in _FIGURE.findall(done.stderr)},
         node_instructions={int(node): int(count) for node, count in _NODE.findall(done.stderr)},

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
-from poetmodel.export.kernels import changed
+from poetmodel.lowered.kernels import changed
 from poetmodel.plan import Op
-from poetmodel.plan.arena import ALIGNMENT, aligned
+from poetmodel.plan.arena import aligned
 from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -57,9 +57,11 @@ class WeightsFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inference:
-    """The forward pass in evaluation mode as it is exported."""
+class ForwardPass:
+    """A forward pass in evaluation mode as it is exported."""
 
+    kind: str
+    """``inference`` or ``evaluation``."""
     step: LoweredStep
     """It reads from storage the state that has its home there: nodes that are `on_aux`."""
     plan: Plan
@@ -91,8 +93,10 @@ class Deployment:
     """In each how many steps state is committed."""
     checksum: bool = True
     """Whether committed state has checksums on storage."""
-    inference: Inference | None = None
+    inference: ForwardPass | None = None
     """The forward pass in evaluation mode, where it was asked for."""
+    evaluation: ForwardPass | None = None
+    """The same to the loss, where it was asked for."""
     prefix: str = "pm"
     """What all names of C begin with."""
     weights: WeightsFormat = WeightsFormat.C
@@ -132,11 +136,11 @@ class Deployment:
     def _page_bytes(self) -> dict[str, int]:
         buffers = self.step.buffers
         paged = {name: buffers[name].bytes for name in _paged_out(self.step, self.plan)}
-        more = {}
-        if self.inference is not None:
-            step = self.inference.step
-            names = _paged_out(step, self.inference.plan)
-            more = {inference_slot(name): step.buffers[name].bytes for name in names}
+        more = {
+            pass_slot(each.kind, name): each.step.buffers[name].bytes
+            for each in self.passes
+            for name in _paged_out(each.step, each.plan)
+        }
         handed_out = {
             gradient_slot(value): buffers[value.pieces[0].buffer].bytes
             for value in self.step.gradients
@@ -170,6 +174,17 @@ class Deployment:
         pieces = (ref.buffer for value in self.step.states for ref in value.pieces)
         order = (*self._written(), *(name for name in pieces if name in self.resident_names))
         return tuple(dict.fromkeys(name for name in order if name in replaced))
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether two more generations hold the best state, where evaluations find it."""
+        return bool(self.generation) and self.evaluation is not None
+
+    @property
+    def counts_correct(self) -> bool:
+        """Whether an evaluation counts correct classes beside the loss."""
+        output = None if self.evaluation is None else self.evaluation.step.output
+        return output is not None and math.prod(output.shape) > 1
 
     @property
     def saves(self) -> bool:
@@ -216,6 +231,7 @@ class Deployment:
         if self.device is None or self._endurance_cycles is None:
             return 2
         flash, beside = self.device.flash, 0 if self.saves else self._paged_bytes
+        beside += self._best_bytes
         room = (self.device.aux_bytes or 0) - beside
         if flash is not None and self.device.commits_to_flash:
             most = int(NEARLY_FULL * flash.size_bytes) - sum(self.program.values())
@@ -235,6 +251,11 @@ class Deployment:
         return self.generations // self.generations_in_block
 
     @property
+    def _best_bytes(self) -> int:
+        """The blocks of the best generation and of the one that takes its place [B]."""
+        return 2 * self._erased_bytes if self.keeps_best else 0
+
+    @property
     def _erased_bytes(self) -> int:
         """The blocks of one generation [B]."""
         return self.commit_erases * self.layout.erase_block_bytes
@@ -250,7 +271,9 @@ class Deployment:
     @property
     def saved_bytes(self) -> int:
         """What generations take of flash in its blocks, where storage forgets [B]."""
-        return self._generations_apart * self._erased_bytes if self.saves else 0
+        if not self.saves:
+            return 0
+        return self._generations_apart * self._erased_bytes + self._best_bytes
 
     @property
     def stored_bytes(self) -> int:
@@ -263,7 +286,8 @@ class Deployment:
         return self._stored_bytes(min(self._generations_apart, 2))
 
     def _stored_bytes(self, generations: int) -> int:
-        return self._paged_bytes + (0 if self.saves else generations * self._erased_bytes)
+        kept = 0 if self.saves else generations * self._erased_bytes + self._best_bytes
+        return self._paged_bytes + kept
 
     @property
     def commit_bytes(self) -> int:
@@ -323,9 +347,17 @@ class Deployment:
 
     @property
     def arena_bytes(self) -> int:
-        """The size of the arena, in which a step and an inference run at different times [B]."""
-        more = 0 if self.inference is None else self.resident_bytes + self.inference.arena.bytes
-        return max(self.arena.bytes, more)
+        """The size of the arena, in which a step and forward passes run at different times [B]."""
+        return max(self.arena.bytes, 0, *map(self.pass_bytes, self.passes))
+
+    def pass_bytes(self, each: ForwardPass) -> int:
+        """Return what the state in RAM and a forward pass take of the arena [B]."""
+        return self.resident_bytes + each.arena.bytes
+
+    @property
+    def passes(self) -> tuple[ForwardPass, ...]:
+        """The forward passes in evaluation mode that are exported."""
+        return tuple(each for each in (self.inference, self.evaluation) if each is not None)
 
     def flash_map(self) -> dict[str, int]:
         """Return what takes how much of the flash of the device [B]; nothing where it has none."""
@@ -352,15 +384,6 @@ class Deployment:
         }
 
 
-def alignment_on(device: Device | None) -> int:
-    """Return what offsets on a device are multiples of [B].
-
-    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
-    of what is moved and a part of something else cannot be cleaned or discarded.
-    """
-    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
-
-
 def _paged_out(step: LoweredStep, plan: Plan) -> list[str]:
     """Return the tensors that a program pages out, but for new state."""
     graph = step.graph
@@ -368,9 +391,9 @@ def _paged_out(step: LoweredStep, plan: Plan) -> list[str]:
     return [graph.tensors[i].name for i in sorted(out)]
 
 
-def inference_slot(name: str) -> str:
-    """Return what the slot of a tensor that an inference pages out is called."""
-    return f"{name} of the inference"
+def pass_slot(kind: str, name: str) -> str:
+    """Return what the slot of a tensor that a forward pass pages out is called."""
+    return f"{name} of the {kind}"
 
 
 def saved_slot(name: str) -> str:

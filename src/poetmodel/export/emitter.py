@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import gradient_slot, inference_slot
-from poetmodel.export.fusing import FUSED
-from poetmodel.export.kernels import changed, parameters
-from poetmodel.export.loops import call_refs
+from poetmodel.export.deployment import gradient_slot, pass_slot
 from poetmodel.export.ranges import Indices, indices_of, traced
-from poetmodel.export.step import (
+from poetmodel.lowered.fusing import FUSED
+from poetmodel.lowered.kernels import changed, parameters
+from poetmodel.lowered.loops import call_refs
+from poetmodel.lowered.step import (
     WORKSPACE,
     Call,
     ConvolutionSizes,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from poetmodel.export.deployment import Deployment, Inference
-    from poetmodel.export.step import Argument, NamedTensor, Weights
+    from poetmodel.export.deployment import Deployment, ForwardPass
+    from poetmodel.lowered.step import Argument, NamedTensor, Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",
@@ -54,18 +54,18 @@ measured on a Cortex-M4."""
 
 
 class ProgramSource:
-    """The body of ``pm_step``, or of ``pm_infer``: a line for each instruction that does something.
+    """The body of ``pm_step``, or of a forward pass beside it: lines for each instruction.
 
-    An inference begins as a step does: with all state at home, and that in RAM at the bottom of the
-    arena.
+    A forward pass begins as a step does: with all state at home, and that in RAM at the bottom of
+    the arena.
     """
 
     def __init__(
-        self, deployment: Deployment, weights: Weights, inference: Inference | None = None
+        self, deployment: Deployment, weights: Weights, beside: ForwardPass | None = None
     ) -> None:
         self.deployment = deployment
-        self.inference = inference
-        program = deployment if inference is None else inference
+        self.beside = beside
+        program = deployment if beside is None else beside
         self.step = program.step
         self.graph = program.step.graph
         self.plan = program.plan
@@ -120,7 +120,7 @@ class ProgramSource:
     def _placed(self) -> dict[int, dict[int, int]]:
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
-        base = 0 if self.inference is None else self.deployment.resident_bytes
+        base = 0 if self.beside is None else self.deployment.resident_bytes
         for position, content, index, at in self.arena.offsets:
             offset = base + at
             if content == Content.WORKSPACE:
@@ -130,7 +130,7 @@ class ProgramSource:
         return offsets
 
     def lines(self) -> Iterator[str]:
-        """Yield the statements of one step, or of one inference."""
+        """Yield the statements of one step, or of one forward pass."""
         tensors = {tensor.name for tensor in self.graph.tensors}
         yield from self._callers_indices()
         yield from self._handed_out({ref.buffer for ref in self._gradients} - tensors)
@@ -281,7 +281,7 @@ class ProgramSource:
         """Yield what comes before the calls of a node: in a step, where a slice may end, a hook."""
         again = ", again" if self._seen[k] > 1 else ""
         mark = ""
-        if self.inference is None:
+        if self.beside is None:
             self._slices += 1
             yield f"PM_SLICE({self._slices + 1}):"
             mark = f"PM_NODE({k}); "
@@ -532,8 +532,9 @@ class ProgramSource:
             return self._new_slot(old)
         if name in self.deployment.rotating:
             return f"PM_OLD({self._slot[name]})"
-        own = self.inference is None or name in self._state
-        return str(self._slot[name if own else inference_slot(name)])
+        if self.beside is None or name in self._state:
+            return str(self._slot[name])
+        return str(self._slot[pass_slot(self.beside.kind, name)])
 
     def _new_slot(self, name: str) -> str:
         """Return where state is written to: with generations on storage, to the next of them."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.source import StepSource
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 TABLE: Final = "code_sizes.json"
 """The file beside this module."""
@@ -168,7 +168,7 @@ def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     counts["commit"] += deployment.commit
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
-    counts["infer"] += deployment.inference is not None
+    counts["infer"] += len(deployment.passes)
     for line in statements:
         counts["node"] += line.startswith("PM_SLICE(")
         counts["driver"] += line.count("PM_TRY")

@@ -15,34 +15,32 @@ from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
 from poetmodel.export.kernels import (
     FORWARDING,
-    RANDOM,
     SHARED,
-    SOURCES,
     headers,
-    kernel_source,
     licensed,
     prototypes,
     renamed,
     write_shared,
 )
-from poetmodel.export.packaging import command_block, template_words
-from poetmodel.export.source import BINARY_WEIGHTS, StepSource
-from poetmodel.export.step import DataType, Weights
-from poetmodel.export.tables import BYTES, tables_of
+from poetmodel.export.packaging import command_block, folder_words
+from poetmodel.export.source import StepSource
+from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
+from poetmodel.lowered.step import DataType, Weights
+from poetmodel.lowered.tables import BYTES, tables_of
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from importlib.resources.abc import Traversable
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
-_WORD: Final = re.compile(r"@([A-Z]+)@")
 _MANIFEST: Final = "manifest.json"
 _FORMAT: Final = "poetmodel-export"
 _TAKEN: Final = re.compile(
@@ -64,7 +62,7 @@ def check_folder(folder: Path) -> None:
             "find its files; choose a folder outside of it"
         )
     if not _manifest(folder):
-        _check_empty(folder, [*(name for name, _ in _copied(SOURCES)), "config.mk", _MANIFEST])
+        _check_empty(folder, [*(name for name, _ in _templates()), _MANIFEST])
 
 
 def check_shared(shared: Path, folder: Path) -> None:
@@ -119,23 +117,18 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     kernels = {name: kernel_source(name) for name in source.kernels if name not in shared}
     binary = deployment.weights is WeightsFormat.BINARY
     code = {
-        "include/pm.h": source.header(),
         "src/pm.h": FORWARDING.format(path="../include/pm.h"),
-        "src/pm_step.c": source.source(),
-        "src/pm_weights.c": BINARY_WEIGHTS if binary else source.weights_source(),
         "src/pm_kernels.h": prototypes(kernels, shared),
         **{f"src/{name}.c": text for name, text in kernels.items()},
         **dict(headers(kernels.values())),
-        **{name: text for name, text in _copied(SOURCES) if _needed(name, deployment)},
-        "config.mk": _config(deployment),
     }
     if deployment.prefix == "pm":
         code["include/pm_step.h"] = FORWARDING.format(path="pm.h")
-    words = template_words(deployment)
+    words = {**folder_words(deployment), **source.words(), "COMMAND": "@COMMAND@"}
+    needed = (each for each in _templates() if _is_needed(each[0], deployment))
+    code |= {name: fill_template(text, words) for name, text in needed}
     texts = {
-        renamed(name, deployment.prefix): licensed(
-            name, renamed(_filled(text, words), deployment.prefix)
-        )
+        renamed(name, deployment.prefix): licensed(name, renamed(text, deployment.prefix))
         for name, text in code.items()
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
@@ -181,36 +174,29 @@ _FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|
 """What another export may leave out: it would be compiled, or found, if it stayed."""
 
 
-def _filled(text: str, words: Mapping[str, str]) -> str:
-    """Return a template with its words; those that are not known stay."""
-    return _WORD.sub(lambda match: words.get(match[1], match[0]), text)
-
-
-def _config(deployment: Deployment) -> str:
-    """Return what the Makefile has to know; what is read like RAM, or forgets, is no file."""
-    in_memory = deployment.plan.memory_mapped or deployment.saves
-    driver = "DRIVER ?= ram\n" if in_memory else ""
-    driver += "FLASH ?= file\n" if deployment.saves else ""
-    shared = deployment.shared_kernels
-    kernels = "" if shared is None else f"SHARED := {shared}\n"
-    sizes = f"RAM_SIZE = {deployment.ram_bytes}\nSTACK_SIZE = {deployment.stack_bytes}\n"
-    return driver + kernels + sizes
+def _templates() -> Iterator[tuple[str, str]]:
+    """Yield the paths and the texts of all templates; words make code of those in ``generated``."""
+    yield from _copied(SOURCES)
+    yield from _copied(SOURCES / "generated")
 
 
 def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what folders have that no step changes: all files that are no kernels."""
+    """Yield the paths, and the texts, of the files below a folder that each step has."""
     for path in folder.iterdir():
         name = f"{below}{path.name}"
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")
-        elif name not in {"kernels", "shared"}:
+        elif name not in {"generated", "kernels", "shared"}:
             yield from _copied(path, f"{name}/")
 
 
-def _needed(name: str, deployment: Deployment) -> bool:
+def _is_needed(name: str, deployment: Deployment) -> bool:
     """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
-    needed = {"src/pm_commit.c": deployment.commit, "examples/Train/storage.c": deployment.slots}
-    needed["examples/Train/flash.c"] = deployment.saves
+    needed = {
+        "src/pm_commit.c": deployment.commit,
+        "examples/Train/storage.c": deployment.slots,
+        "examples/Train/flash.c": deployment.saves,
+    }
     return name != "pm_driver.h" and bool(needed.get(name, True))
 
 
@@ -230,6 +216,10 @@ def manifest(
         **_exactness(step),
         "device": plan.device,
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
+        "arena_bytes_of": {
+            "step": arena.bytes,
+            **{each.kind: deployment.pass_bytes(each) for each in deployment.passes},
+        },
         "tile_bytes": deployment.tile_bytes,
         "ram": deployment.ram_map(),
         "flash": deployment.flash_map(),
@@ -252,6 +242,7 @@ def manifest(
             for value in step.states
         ],
         "gradients": [_value(value) for value in step.gradients],
+        **_evaluation(deployment),
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
@@ -293,6 +284,14 @@ def _cycles(deployment: Deployment) -> dict[str, Any]:
     result = deployment.result
     model = None if result is None else result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
+
+
+def _evaluation(deployment: Deployment) -> dict[str, Any]:
+    """Return what ``pm_evaluate`` gives, and whether the best generation is kept."""
+    if deployment.evaluation is None:
+        return {}
+    gives = ["loss", *["correct"] * deployment.counts_correct]
+    return {"evaluation": {"gives": gives, "keeps_best": deployment.keeps_best}}
 
 
 def _exactness(step: LoweredStep) -> dict[str, str]:

@@ -13,7 +13,7 @@ from poetmodel.device.room import room_figures
 from poetmodel.files import installed
 from poetmodel.problem import OWN, Problem
 from poetmodel.report.presenter import document, metric_facts, state_figures
-from poetmodel.result import relative_gap
+from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
     Treatment,
     find_decisions,
@@ -137,6 +137,7 @@ def _proof(subject: Subject) -> dict[str, Any]:
         "overhead_bound_j": bound_j if is_known else None,
         "gap": gap,
         "requested_gap": None if problem is None else problem.gap,
+        "gap_over_time": [list(pair) for pair in gap_over_time(subject.document.history)] or None,
         "objective": None if objective is None else objective.model_dump(exclude_unset=True),
     }
 

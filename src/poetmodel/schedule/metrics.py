@@ -295,6 +295,16 @@ METRICS: Final[tuple[Metric, ...]] = (
         listed=frozenset({Display.PAGE}),
         is_claimed=True,
     ),
+    _make_metric(
+        "primal_integral_s",
+        "primal integral",
+        MetricUnit.SECONDS,
+        "primal gap to the schedule found, integrated over the solve",
+        Group.EFFORT,
+        stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
+        listed=frozenset({Display.PAGE}),
+        is_claimed=True,
+    ),
 )
 """All metrics, in the order of files."""
 

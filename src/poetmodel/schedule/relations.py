@@ -210,6 +210,45 @@ class Schedule:
         )
 
     @classmethod
+    def of_order(cls, graph: Graph, order: Iterable[int]) -> Schedule:
+        """Make a schedule without paging of an execution order, such as other solvers return.
+
+        Each tensor is kept from its computation to its last read before the next computation.
+
+        Parameters
+        ----------
+        graph : Graph
+            The training graph.
+        order : iterable of int
+            Indices of the computed nodes. A node that comes again is recomputed; first computations
+            are in the order of the graph, and so are the recomputations between two of them.
+
+        Raises
+        ------
+        ScheduleError
+            If a node is missing or out of order, or reads a tensor that was not computed.
+
+        Examples
+        --------
+        >>> import poetmodel as pm
+        >>> graph = pm.Graph(name="two", nodes=(
+        ...     pm.operation("a", output_bytes=4), pm.operation("b", output_bytes=4, inputs=["a"])))
+        >>> pm.Schedule.of_order(graph, [0, 1]).S_RAM
+        ((1, 0),)
+        """
+        pairs = _stages_of_order(graph, list(order))
+        computed: dict[int, int] = {}
+        spans: list[Span] = []
+        for t, k in pairs:
+            for i in graph.inputs_of[k]:
+                if i not in computed:
+                    node, tensor = graph.nodes[k].name, graph.tensors[i].name
+                    raise ScheduleError(f"order: {node!r} reads {tensor!r} before it is computed")
+                spans.append((i, computed[i] + 1, t))
+            computed |= dict.fromkeys(graph.outputs_of[k], t)
+        return cls.of_spans(R=pairs, kept=spans, identity=GraphIdentity.of(graph))
+
+    @classmethod
     def of_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
         """Make a schedule of the keys of a schedule file that say what is done.
 
@@ -273,6 +312,31 @@ def dump(document: dict[str, Any]) -> str:
         for key, value in document.items()
     ]
     return "{" + ",\n ".join(lines) + "}\n"
+
+
+def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
+    """Return the (stage, node) pairs of an execution order; a stage ends with a new node."""
+    names = [node.name for node in graph.nodes]
+    pairs: list[Pair] = []
+    t = 0
+    last = -1
+    for k in order:
+        if not 0 <= k < len(names):
+            raise ScheduleError(f"order: expected nodes from 0 to {len(names) - 1}, got {k}")
+        if t == len(names):
+            raise ScheduleError(f"order: {names[k]!r} comes after the last node of the graph")
+        if k > t:
+            raise ScheduleError(f"order: {names[k]!r} comes before {names[t]!r}")
+        if k <= last:
+            raise ScheduleError(
+                f"order: {names[k]!r} comes after {names[last]!r} and before {names[t]!r}; "
+                "recomputations between two first computations are in the order of the graph"
+            )
+        pairs.append((t, k))
+        t, last = (t + 1, -1) if k == t else (t, k)
+    if t < len(names):
+        raise ScheduleError(f"order: {names[t]!r} is missing")
+    return pairs
 
 
 def pairs_of_rows(rows: Iterable[Iterable[int]]) -> Iterator[Pair]:

@@ -220,5 +220,5 @@ FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
 def figure(name: str) -> Figure:
     """Return a figure by its name."""
     if name not in FIGURES:
-        raise InputError(f"bench {name!r}: expected one of {', '.join(FIGURES)}")
+        raise InputError(f"bench {name!r}: expected one of {', '.join(FIGURES)}, instances, check")
     return FIGURES[name]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel.export.checks import check_weight_bytes
 from poetmodel.export.exporting import ExportKeywords, check_export, export_step
-from poetmodel.torch.lowering.inference import with_inference
+from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 from poetmodel.torch.target import trained_weight_bytes
 
@@ -30,6 +30,7 @@ def export(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
     infer: bool = False,
+    evaluate: bool = False,
     **options: Unpack[ExportKeywords],
 ) -> Deployment:
     """Write a training step as a folder of C that builds for the host and for a Cortex-M.
@@ -54,6 +55,9 @@ def export(
     infer : bool
         Export ``pm_infer`` too: the forward pass of `model` in evaluation mode, with the state as
         it is after any number of steps. It writes what the model returns.
+    evaluate : bool
+        Export ``pm_evaluate`` too: loss and number of correct classes of a batch in evaluation
+        mode. With ``commit`` also ``pm_keep_best`` and ``pm_restore_best``.
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
@@ -89,12 +93,15 @@ def export(
     )
     if infer:
         step = with_inference(step, model, loss_fn, inputs)
+    if evaluate:
+        step = with_evaluation(step, model, loss_fn, inputs)
     several = accumulate if accumulate > 1 else None
     named = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": several}
     shown: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     shown |= {**options, **({"infer": True} if infer else {})}
+    shown |= {"evaluate": True} if evaluate else {}
     options.setdefault("command", _command(optimizer, shown, folder))
-    return export_step(step, Path(folder), infer=infer, **options)
+    return export_step(step, Path(folder), infer=infer, evaluate=evaluate, **options)
 
 
 def _command(

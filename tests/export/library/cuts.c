@@ -26,6 +26,7 @@ typedef struct {
     uint32_t fails;                                 /* how many operations before the cut fail */
     int resumed, error, done;                       /* what pm_resume said, the first error after, whether all steps are */
     uint32_t steps, state, end;                     /* pm_steps after the start, and the state then and at the end */
+    uint32_t restores, best, restored; /* whether the best state is restored; the step of it, and the state then */
 } shared_t;
 
 static shared_t *shared;
@@ -118,19 +119,60 @@ static int step(uint32_t batch)
     return pm_step(inputs, (pm_real)0.05, &loss);
 }
 
+#if PM_BEST
+/* Keeps the state after two steps, each better than what was kept before; again where storage fails. */
+static int keep(void)
+{
+    int error = PM_OK;
+    for (int more = 60; more && (pm_steps == 2u || pm_steps == 4u); more--) {
+        uint32_t kept = 0;
+        pm_real loss = 0;
+        error = pm_best(&loss, &kept);
+        if (!error && loss != (pm_real)kept) abort();
+        if (!error && kept >= pm_steps) break;
+        if (!error || error == PM_ERROR_EMPTY) error = pm_keep_best((pm_real)pm_steps);
+        if (!error) break;
+    }
+    return error;
+}
+
+static int restore(void)
+{
+    pm_real loss;
+    const uint32_t steps = pm_steps;
+    int error = pm_best(&loss, &shared->best);
+    if (!error) error = pm_restore_best();
+    if (!error) shared->restored = state();
+    if (!error && (pm_resume() || state() != shared->restored || pm_steps != steps)) abort();
+    return error;
+}
+#else
+static int keep(void)
+{
+    return PM_OK;
+}
+
+static int restore(void)
+{
+    return PM_OK;
+}
+#endif
+
 /* An application, from its start to the end of some steps. */
 static void train(uint32_t steps)
 {
     int error = shared->resumed = pm_resume();
     if (error == PM_RESUMED_OLDER) error = PM_OK;
     if (error == PM_ERROR_EMPTY) error = pm_init();
-    if (!error) shared->steps = pm_steps, shared->state = state();
+    if (!error) shared->steps = pm_steps, shared->state = state(), error = keep();
     while (!error && pm_steps < steps) {
         error = step(pm_steps);
         if (error == PM_TORN) error = pm_resume();
         else if (error == PM_ERROR_PAGE) error = PM_OK; /* state is as before: again */
+        if (!error) error = keep();
     }
     if (!error) shared->end = state();
+    if (!error && shared->restores) error = restore();
     shared->done = !error;
     _exit(shared->error = error);
 }
@@ -173,13 +215,22 @@ static void try_cuts(uint32_t trial)
             if (operations[k] < cut - fails) whole = k, is_begun = 1;
         }
     }
-    const int status = run(STEPS, 0, 0, 0);
+    int status = run(STEPS, 0, 0, 0);
     const int may_be_empty = !is_begun && (shared->resumed == PM_ERROR_EMPTY || shared->resumed == PM_OK);
     if (status || !shared->done) fault(trial, "no end");
     else if (shared->resumed != PM_OK && !may_be_empty) fault(trial, "what is whole is not resumed");
     else if (shared->steps < whole) fault(trial, "steps are lost");
     else if (shared->state != expected[shared->steps]) fault(trial, "another state");
     else if (shared->end != expected[STEPS]) fault(trial, "another end");
+    else if (shared->bad) fault(trial, "written without an erase");
+    if (PM_BEST == 0) return;
+    shared->restores = 1;
+    (void)run(STEPS, 1u + number() % 40u, number() % KINDS, 0); /* cut while the best is restored, or not at all */
+    status = run(STEPS, 0, 0, 0);
+    shared->restores = 0;
+    if (status || shared->resumed) fault(trial, "the best is not restored");
+    else if (shared->state != expected[STEPS] && shared->state != expected[4]) fault(trial, "a restored mixture");
+    else if (shared->best != 4u || shared->restored != expected[4]) fault(trial, "another best");
     else if (shared->bad) fault(trial, "written without an erase");
 }
 

@@ -364,6 +364,7 @@ def test_rows_in_conflict_are_named(problem, hints):
 def test_json_has_what_is_in_conflict_and_the_nearest_limit():
     """Names of rows beside limits in words; a change says which limit of a row.
 
+    A rule that takes no part is not in the reason; a limit that nothing keeps is the reason.
     Without time everything stays in conflict, and is not called irreducible.
     """
     found = explained(with_rows(WEAR, recompute=False)).to_dict()
@@ -375,9 +376,13 @@ def test_json_has_what_is_in_conflict_and_the_nearest_limit():
     assert (change["allowed"], change["nearest"], change["bound"]) == (3, 4, 4)
     assert change["proven"] is True
     assert "constraint" not in found["changes"][0]
-    found, irreducible = find_conflict(
-        with_rows(WEAR, upper("idle", 100, energy_j=1)), time_limit=0
-    )
+    idle = upper("idle", 100, energy_j=1)
+    late = explained(with_rows(idle, deadline="100%")).to_dict()
+    assert (late["constraints"], late["limits"]) == ([], ["the RAM budget", "the deadline"])
+    assert "idle" not in late["reason"]
+    small = explained(with_rows(idle, ram=11))
+    assert small.reason in small.obstacles
+    found, irreducible = find_conflict(with_rows(WEAR, idle), time_limit=0)
     assert (irreducible, len(found)) == (False, 3)
 
 

@@ -169,12 +169,14 @@ def explain_infeasible(
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
     rows = [constraint_name(stated) for stated in conflict or () if isinstance(stated, tuple)]
     undecided = [] if irreducible or not rows else [UNDECIDED]
+    alone = tuple(obstacles(problem))
+    together = conflict and result.reason not in alone
     return Explanation(
-        reason=_conflict_in_words(problem, conflict or ()) if rows else result.reason,
-        obstacles=tuple(obstacles(problem)),
+        reason=_conflict_in_words(problem, conflict or ()) if together else result.reason,
+        obstacles=alone,
         remedies=remedies,
         rows=tuple(rows),
-        limits=tuple(LIMITS[limit] for limit in LIMITS if rows and limit in (conflict or ())),
+        limits=tuple(LIMITS[limit] for limit in LIMITS if limit in (conflict or ())),
         notes=(*undecided, *_notes(problem, remedies)),
     )
 

@@ -44,9 +44,11 @@ def solve_variants(
     backend: str = "highs",
     threads: int = 1,
     solver_options: Mapping[str, OptionValue] | None = None,
+    start: Schedule | None = None,
 ) -> list[SolveResult]:
     """Solve variants of a problem, those that allow less before those that allow more.
 
+    A variant begins with the best schedule of those before it, or with `start` where none is valid.
     `time_limit` is the wall time for all of them; what one leaves, the next ones share equally.
     Each has `least_s` above 0 even if none is left [s]. After Ctrl-C
     the results are those so far.
@@ -55,7 +57,7 @@ def solve_variants(
     search = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
     results: list[SolveResult] = []
     for index, variant in enumerate(variants):
-        best = _best(results, variant.problem)
+        best = _best(results, variant.problem) or start
         left_s = ends_s - time.monotonic()
         share_s = max(least_s, left_s / (len(variants) - index))
         if variant.paging_first:

@@ -1,16 +1,17 @@
-"""The forward pass of a step in evaluation mode, lowered beside it."""
+"""Forward passes of a step in evaluation mode, lowered beside it: to its result, to its loss."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Phase
+from poetmodel.lowered.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 aten: Final = torch.ops.aten
+_LABELS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types that labels of classes have."""
 
 
 def with_inference(
@@ -56,19 +59,103 @@ def with_inference(
             )
         return output.sum()
 
+    inference = _captured(
+        "infer", name, model, None if loss_fn is None else total, inputs, given=given
+    )
+    return replace(step, inference=_sharing(step, "inference", inference))
+
+
+def with_evaluation(
+    step: LoweredStep,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Sequence[Any],
+) -> LoweredStep:
+    """Return a step with its loss in evaluation mode, and the number of correct classes.
+
+    Parameters as for `lower`. Where the target is integers, one for each vector of scores that the
+    model returns (along dimension 1, of one sample dimension 0), a sample counts as correct if its
+    highest score is that of its label.
+
+    Raises
+    ------
+    CaptureError
+        If evaluation mode draws random numbers; otherwise as for `lower`.
+    """
+    name = step.graph.name
+    evaluation = _captured("evaluate", name, model, _counting(loss_fn), inputs, given=inputs)
+    return replace(step, evaluation=_sharing(step, "evaluation", evaluation))
+
+
+def _counting(loss_fn: Callable[..., torch.Tensor] | None) -> Callable[..., torch.Tensor] | None:
+    """Return a loss function that makes the sum of loss and number of correct classes.
+
+    The evaluation is what is summed. A loss that is a module keeps the names of its parameters.
+    """
+    if loss_fn is None:
+        return None
+
+    def evaluated(loss: torch.Tensor, output: Any, target: Any) -> torch.Tensor:
+        found = [loss.reshape(())]
+        dimension = _dimension_of_classes(output, target)
+        if dimension is not None:
+            found.append((output.argmax(dimension) == target).sum().to(loss.dtype))
+        return torch.stack(found).sum()
+
+    if not isinstance(loss_fn, torch.nn.Module):
+        return lambda output, target: evaluated(loss_fn(output, target), output, target)
+    kind = type(loss_fn)
+
+    def forward(own: Any, output: Any, target: Any) -> torch.Tensor:
+        return evaluated(kind.forward(own, output, target), output, target)
+
+    counting: Any = copy(loss_fn)
+    counting.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    made: Callable[..., torch.Tensor] = counting
+    return made
+
+
+def _dimension_of_classes(output: Any, target: Any) -> int | None:
+    """Return the dimension of a result that has a score for each class; None if there is none."""
+    if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return None
+    if not output.is_floating_point() or target.dtype not in _LABELS or not output.ndim:
+        return None
+    dimension = min(1, output.ndim - 1)
+    labels = (*output.shape[:dimension], *output.shape[dimension + 1 :])
+    is_scores = output.shape[dimension] > 1 and target.shape == labels
+    return dimension if is_scores else None
+
+
+def _captured(
+    option: str,
+    name: str,
+    model: torch.nn.Module,
+    total: Callable[..., torch.Tensor] | None,
+    inputs: Sequence[Any],
+    *,
+    given: Sequence[Any],
+) -> LoweredStep:
+    """Return a forward pass in evaluation mode whose output is what `total` sums up.
+
+    Without `total` the output is the loss that the model returns.
+    """
     model = with_fronts(model)
-    with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
-        whole = capture(model, None if loss_fn is None else total, apart(inputs), name=name)
-    joint = with_tables(_forward(whole, is_total=loss_fn is not None))
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        for module in (model, total):
+            if isinstance(module, torch.nn.Module):
+                stack.enter_context(_evaluating(module))
+        whole = capture(model, total, apart(inputs), name=name)
+    joint = with_tables(_forward(whole, is_total=total is not None))
     lowered = StepLowering(joint)
     for operation in lowered.parts.operations:
         if operation.is_random:
             raise CaptureError(
-                f"{name}: infer: {operation.node.target}{in_module(operation.node)} draws random "
-                "numbers in evaluation mode too; let it depend on self.training"
+                f"{name}: {option}: {operation.node.target}{in_module(operation.node)} draws "
+                "random numbers in evaluation mode too; let it depend on self.training"
             )
-    inference = _with_output(lowered.step(), len(flatten(given)[0]), joint)
-    return replace(step, inference=_sharing(step, inference))
+    return _with_output(lowered.step(), len(flatten(given)[0]), joint)
 
 
 @contextmanager
@@ -135,15 +222,18 @@ def _with_output(step: LoweredStep, given: int, joint: Joint) -> LoweredStep:
     )
 
 
-def _sharing(step: LoweredStep, inference: LoweredStep) -> LoweredStep:
-    """Return an inference without the values that the step has; those of one name get another."""
+def _sharing(step: LoweredStep, kind: str, inference: LoweredStep) -> LoweredStep:
+    """Return a forward pass without values that the step has; those of one name get another."""
     own, others = {}, {}
+    there = dict(step.values)
+    for part in step.beside:
+        there.update(part.values)
     for name, values in inference.values.items():
-        known = step.values.get(name)
+        known = there.get(name)
         if known is None:
             own[name] = values
         elif known.tobytes() != values.tobytes():
-            others[name] = f"{name} of the inference"
+            others[name] = f"{name} of the {kind}"
             own[others[name]] = values
 
     return replace(

@@ -1,11 +1,12 @@
-/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [FAULT:CALL]: trains, on a host or on an emulated board.
+/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [FAULT:CALL]: trains, on a host or on an emulated board.
 
    Runs that many steps on the batches in the file INPUTS, in which each input's array follows the other, batch after
    batch, from the first one again at the end. Prints a line "loss STEP VALUE" for each, and writes all state to the
    file STATE, or the gradients of the last step where there is no optimizer. With "resume" it goes on from what the
    last whole step left on storage, and says after how many that was. With "state=FILE" it begins with the state in a
    file, which is as STATE, and has the values of this program where no step changes them. With "infer=OUTPUTS" it
-   writes what pm_infer makes of the first batch after the steps to that file. Status: 0; 2 for bad arguments or files;
+   writes what pm_infer makes of the first batch after the steps to that file. With "evaluate" it prints a line
+   "evaluation BATCH LOSS CORRECT" for each batch of the file after the steps. Status: 0; 2 for bad arguments or files;
    10 + the error number of a step, whose state is written all the same. */
 #include "../src/pm_runtime.h"
 #include "pm_platform.h"
@@ -144,6 +145,35 @@ static int pm_write_outputs(int file)
 }
 #endif
 
+#if PM_EVALUATES
+static int pm_evaluates; /* whether that was asked for */
+
+/* Prints loss and correct samples of each batch in the file. */
+static int pm_evaluate_batches(int file)
+{
+    const void *inputs[PM_INPUTS];
+    char text[PM_TEXT_BYTES];
+    if (pm_file_seek(file, 0) < 0) return pm_fail(": cannot be read", "INPUTS");
+    for (uint32_t batch = 1; pm_read_batch(file, inputs); batch++) {
+        pm_real loss = PM_C(0);
+        uint32_t correct;
+        const int error = pm_evaluate(inputs, &loss, &correct);
+        if (error) {
+            pm_print_error("pm_evaluate ", batch, error);
+            return 10 + error;
+        }
+        pm_say("evaluation ");
+        pm_say(pm_text_of_integer(batch, text));
+        pm_say(" ");
+        pm_say(pm_text_of_real(loss, text));
+        pm_say(" ");
+        pm_say(pm_text_of_integer(correct, text));
+        pm_say("\n");
+    }
+    return 0;
+}
+#endif
+
 static int pm_begin(int resume, uint32_t *done)
 {
     *done = 0;
@@ -220,6 +250,12 @@ static int pm_read_words(int count, char **words, int *resume)
             continue;
         }
 #endif
+#if PM_EVALUATES
+        if (strcmp(words[k], "evaluate") == 0) {
+            pm_evaluates = 1;
+            continue;
+        }
+#endif
         if (!colon || !pm_integer_of_text(colon + 1, &number)) return pm_fail(": not understood", words[k]);
         *colon = 0;
         if (strcmp(words[k], "stop") == 0) {
@@ -284,7 +320,7 @@ int main(int argc, char **argv)
     pm_real lr;
     int resume;
     if (argc < 5 || !pm_integer_of_text(argv[1], &steps) || !pm_real_of_text(argv[2], &lr)) {
-        return pm_fail("STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [FAULT:CALL]", "usage: pm_run ");
+        return pm_fail("STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [FAULT:CALL]", "usage: pm_run ");
     }
     if (pm_read_words(argc - 5, argv + 5, &resume)) return 2;
     const int file = pm_file_open(argv[3], PM_FILE_READ);
@@ -308,6 +344,9 @@ int main(int argc, char **argv)
     if (pm_first_name) status = pm_read_first_state();
 #endif
     if (!status) status = pm_train(steps, lr, file, done);
+#if PM_EVALUATES
+    if (!status && pm_evaluates) status = pm_evaluate_batches(file);
+#endif
 #if PM_OUTPUTS
     if (!status && pm_outputs_name) status = pm_write_outputs(file);
 #endif

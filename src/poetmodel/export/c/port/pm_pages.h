@@ -151,12 +151,12 @@ static uint32_t pm_rows_before(uint32_t end)
     return all;
 }
 
-/* Where a generation begins; of one after the last: where they end. */
+/* Where the generation in a place begins; in the place after the last: where they end. */
 static uint32_t pm_generation_start(uint32_t generation)
 {
     if (PM_SHARED > 1u) {
         const uint32_t apart = PM_COMMIT_BLOCK / PM_SHARED / PM_PITCH_STEP * PM_PITCH_STEP;
-        if (generation == PM_GENERATIONS) generation = pm_up(generation, PM_SHARED);
+        if (generation >= PM_GENERATIONS) generation = pm_up(generation, PM_SHARED);
         return generation / PM_SHARED * PM_COMMIT_BLOCK + generation % PM_SHARED * apart;
     }
     return generation * pm_up(pm_rows_before(PM_SEAL_ROW + 1u), PM_COMMIT_BLOCK);
@@ -172,7 +172,7 @@ static uint32_t pm_start_of(uint32_t slot)
     if (slot >= pm_count(PM_PAGE_SLOTS) && slot < PM_SLOTS) {
         return pm_generation_start((slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS) + pm_rows_before(pm_row_of(slot));
     }
-    if (!PM_VOLATILE) start = pm_generation_start(PM_GENERATIONS);
+    if (!PM_VOLATILE) start = pm_generation_start(PM_PLACES);
 #endif
     for (uint32_t k = 0; k < slot && k < pm_count(PM_PAGE_SLOTS); k++) {
         start += pm_up(pm_bytes_of(k) + PM_PAGE_SUM_BYTES, PM_STORAGE_BLOCK);
@@ -233,7 +233,7 @@ static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
     const uint32_t next = generation + PM_SHARED < PM_GENERATIONS ? generation + PM_SHARED : PM_GENERATIONS;
     const uint32_t is_last = next == PM_GENERATIONS && !PM_VOLATILE;
     const uint32_t end = is_last ? pm_start_of(PM_SLOTS) : pm_generation_start(next);
-    if (generation % PM_SHARED || record->checksum == pm_record_sum(record)) return PM_OK;
+    if (generation % PM_SHARED || generation >= PM_GENERATIONS || record->checksum == pm_record_sum(record)) return PM_OK;
     for (uint32_t at = address + PM_COMMIT_BLOCK; at + PM_RECORD_BYTES <= end; at += PM_COMMIT_BLOCK) {
         pm_record_t found;
         const int error = pm_read(slot, at, &found, PM_RECORD_BYTES);

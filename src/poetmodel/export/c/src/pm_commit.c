@@ -2,6 +2,9 @@
    ends with a seal: it is whole where both are right, and the newest whole one has the state. */
 #include "pm_record.h"
 #include "pm_runtime.h"
+#if PM_BEST
+#include "pm_state.h"
+#endif
 
 #if PM_COMMIT
 
@@ -20,7 +23,6 @@ static uint32_t pm_run;
 static pm_record_t pm_begun; /* of the next generation; its number is 0 until something of that is written */
 
 #if PM_RANDOM
-extern uint32_t pm_random_step; /* see kernels/pm_random.h */
 #define PM_RANDOM_FROM(step) (pm_random_step = (step))
 #else
 #define PM_RANDOM_FROM(step) ((void)0)
@@ -43,18 +45,32 @@ static uint32_t pm_seal_slot(uint32_t generation)
     return pm_record_slot(generation) + PM_STATE_SLOTS - 1u;
 }
 
-/* The order of the state, and what a build says of storage: another one finds no tensor where this one looks. */
-static uint32_t pm_layout(void)
+/* What a generation is for: to go on from, or to be kept as the best one. */
+typedef enum { PM_RUNNING, PM_KEPT } pm_kind;
+
+/* The order of the state, and what a build says of storage: another one finds no tensor where this one looks. The last
+   12 bits are how many generations take turns: with fewer of them the newest one may lie in a place that is none. */
+#define PM_COUNT_BITS 0xFFFu
+_Static_assert(PM_GENERATIONS <= PM_COUNT_BITS + 1u, "PM_GENERATIONS: 4096 at most");
+
+static uint32_t pm_layout(pm_kind kind)
 {
-    static const uint32_t parts[] = {
-        PM_LAYOUT_ID, PM_COMMIT_UNIT, PM_COMMIT_BLOCK, PM_STATE_SUMS, (uint32_t)sizeof(pm_real),
+    const uint32_t parts[] = {
+        PM_LAYOUT_ID, PM_COMMIT_UNIT,  PM_COMMIT_BLOCK, PM_STATE_SUMS, (uint32_t)sizeof(pm_real),
+        PM_SHARED,    (uint32_t)kind,
     };
-    return pm_checksum(0, parts, sizeof parts);
+    return (pm_checksum(0, parts, sizeof parts) & ~PM_COUNT_BITS) | (PM_GENERATIONS - 1u);
 }
 
-static uint32_t pm_identity(void)
+static int pm_is_layout(uint32_t layout, pm_kind kind)
 {
-    const uint32_t parts[] = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout()};
+    const uint32_t own = pm_layout(kind);
+    return (layout & ~PM_COUNT_BITS) == (own & ~PM_COUNT_BITS) && (layout & PM_COUNT_BITS) <= (own & PM_COUNT_BITS);
+}
+
+static uint32_t pm_identity(pm_kind kind)
+{
+    const uint32_t parts[] = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(kind) & ~PM_COUNT_BITS};
     return pm_checksum(0, parts, sizeof parts);
 }
 
@@ -108,19 +124,19 @@ static uint32_t pm_number_of(uint32_t mark)
 }
 
 /* Judges one generation as a whole. A byte of its seal may have changed since it was written: all else was before. */
-static int pm_read_generation(uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
+static int pm_read_generation(pm_kind kind, uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
 {
     PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
     const pm_record_t record = pm_moving.record;
     const int is_sound = record.checksum == pm_record_sum(&record);
     if (is_sound && (record.instance_id != PM_INSTANCE_ID || record.step_id != PM_STEP_ID ||
-                     record.layout_id != pm_layout() || record.number == 0)) {
+                     !pm_is_layout(record.layout_id, kind) || record.number == 0)) {
         found->is_other = 1;
         return PM_OK;
     }
 
     PM_TRY(pm_read_end(pm_seal_slot(generation), PM_SEAL_BYTES, is_short_none, found));
-    const uint32_t mark = pm_moving.seal.mark, again = ~pm_moving.seal.check ^ pm_identity(); /* the mark twice */
+    const uint32_t mark = pm_moving.seal.mark, again = ~pm_moving.seal.check ^ pm_identity(kind); /* the mark twice */
     if (is_sound) {
         const uint32_t right = pm_mark_of(&record);
         const int is_whole = pm_wrong_bytes(mark, right) + pm_wrong_bytes(again, right) <= 1u;
@@ -148,7 +164,7 @@ static int pm_read_records(uint32_t below, int is_short_none, pm_records_t *foun
     memset(found, 0, sizeof *found);
     found->generation = PM_GENERATIONS - 1u;
     for (uint32_t generation = 0; generation < PM_GENERATIONS; generation++) {
-        PM_TRY(pm_read_generation(generation, below, is_short_none, found));
+        PM_TRY(pm_read_generation(PM_RUNNING, generation, below, is_short_none, found));
     }
     found->begun = pm_higher(found->begun, found->last);
     return PM_OK;
@@ -200,6 +216,27 @@ int pm_commit_clear(void)
     return pm_pass_begun(&found);
 }
 
+static int pm_write_end(uint32_t slot, uint32_t bytes)
+{
+    PM_TRY_PAGE(pm_page_out(slot, &pm_moving, bytes));
+    PM_TRY_PAGE(pm_page_wait(slot));
+    return PM_OK;
+}
+
+static int pm_write_record(uint32_t slot, pm_record_t *record)
+{
+    record->checksum = pm_record_sum(record);
+    pm_moving.record = *record;
+    return pm_write_end(slot, PM_RECORD_BYTES);
+}
+
+static int pm_write_seal(pm_kind kind, uint32_t generation, const pm_record_t *record)
+{
+    pm_moving.seal.mark = pm_mark_of(record);
+    pm_moving.seal.check = ~pm_moving.seal.mark ^ pm_identity(kind);
+    return pm_write_end(pm_seal_slot(generation), PM_SEAL_BYTES);
+}
+
 int pm_commit_begin(uint32_t steps)
 {
     const uint32_t commits = pm_commits + (steps || !pm_commits ? 1u : 0u);
@@ -208,22 +245,15 @@ int pm_commit_begin(uint32_t steps)
         if (pm_next % PM_SHARED) pm_next = pm_place_after(pm_next);
     }
     const uint32_t slot = pm_record_slot(pm_next), number = pm_numbers[1], run = pm_commits ? pm_run : number;
-    const pm_record_t record = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(), number, run, commits, pm_steps + steps, 0};
+    const pm_record_t record = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(PM_RUNNING), number, run, commits,
+                                pm_steps + steps, 0};
     pm_begun = record;
-    pm_begun.checksum = pm_record_sum(&record);
-    pm_moving.record = pm_begun;
-    PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_RECORD_BYTES));
-    PM_TRY_PAGE(pm_page_wait(slot));
-    return PM_OK;
+    return pm_write_record(slot, &pm_begun);
 }
 
 int pm_commit(void)
 {
-    const uint32_t slot = pm_seal_slot(pm_next);
-    pm_moving.seal.mark = pm_mark_of(&pm_begun);
-    pm_moving.seal.check = ~pm_moving.seal.mark ^ pm_identity();
-    PM_TRY_PAGE(pm_page_out(slot, &pm_moving, PM_SEAL_BYTES));
-    PM_TRY_PAGE(pm_page_wait(slot));
+    PM_TRY(pm_write_seal(PM_RUNNING, pm_next, &pm_begun));
     pm_take(&pm_begun, pm_next, pm_numbers[1]);
     return PM_OK;
 }
@@ -252,6 +282,72 @@ int pm_resume(void)
         below = found.newest.number;
     }
 }
+
+#if PM_BEST
+/* The best generation lies in one of two places behind those that take turns, so that a power cut while the next best one
+   is written leaves it whole. Its record has the loss in place of the number of commits. */
+static int pm_find_best(pm_records_t *found)
+{
+    memset(found, 0, sizeof *found);
+    for (uint32_t k = 0; k < 2u; k++) {
+        PM_TRY(pm_read_generation(PM_KEPT, PM_BEST_PLACE(k), 0xFFFFFFFFu, 1, found));
+    }
+    found->begun = pm_higher(found->begun, found->last);
+    return PM_OK;
+}
+
+int pm_best(pm_real *loss, uint32_t *steps)
+{
+    pm_records_t found;
+    float kept;
+    if (pm_holds == PM_HOLDS_NOTHING) return PM_ERROR_STATE;
+    PM_TRY(pm_find_best(&found));
+    if (found.newest.number == 0 || found.newest.run != pm_run) return PM_ERROR_EMPTY;
+    memcpy(&kept, &found.newest.commits, sizeof kept);
+    *loss = (pm_real)kept;
+    if (steps) *steps = found.newest.steps;
+    return PM_OK;
+}
+
+int pm_keep_best(pm_real loss)
+{
+    pm_records_t found;
+    const float kept = (float)loss;
+    PM_TRY(pm_commit_now()); /* so that the running generation has the state as it is */
+    PM_TRY(pm_find_best(&found));
+    const uint32_t place = PM_BEST_PLACE(found.newest.number && found.generation == PM_BEST_PLACE(0u) ? 1u : 0u);
+    const uint32_t next = pm_next, number = pm_numbers[1];
+    pm_record_t record = {PM_INSTANCE_ID, PM_STEP_ID, pm_layout(PM_KEPT), found.begun + 1u, pm_run, 0, pm_steps, 0};
+    memcpy(&record.commits, &kept, sizeof kept);
+    pm_next = place;
+    pm_numbers[1] = record.number;
+    int error = pm_write_record(pm_record_slot(place), &record);
+    if (!error) error = pm_copy_state(0);
+    if (!error) error = pm_write_seal(PM_KEPT, place, &record);
+    pm_next = next;
+    pm_numbers[1] = number;
+    return error;
+}
+
+int pm_restore_best(void)
+{
+    pm_records_t found;
+    if (pm_holds != PM_HOLDS_STATE) return PM_ERROR_STATE;
+    if (pm_progress.slice) return PM_ERROR_BUSY;
+    PM_TRY(pm_find_best(&found));
+    if (found.newest.number == 0 || found.newest.run != pm_run) return PM_ERROR_EMPTY;
+    const uint32_t generation = pm_generation, number = pm_numbers[0];
+    PM_TRY(pm_commit_begin(0));
+    pm_generation = found.generation;
+    pm_numbers[0] = found.newest.number;
+    int error = pm_copy_state(1);
+    pm_generation = generation;
+    pm_numbers[0] = number;
+    if (!error) error = pm_commit();
+    if (error) pm_holds = PM_HOLDS_TORN; /* what lives in RAM is new in part */
+    return error ? PM_TORN : PM_OK;
+}
+#endif
 
 #else
 typedef int pm_commit_is_not_used;

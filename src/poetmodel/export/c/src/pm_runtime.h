@@ -26,6 +26,10 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
 enum { PM_HOLDS_NOTHING, PM_HOLDS_TORN, PM_HOLDS_STATE };
 extern uint32_t pm_holds;
 
+#if PM_RANDOM
+extern uint32_t pm_random_step; /* see kernels/pm_random.h */
+#endif
+
 /* Storage with commits. Of the generations of replaced state, whose slots are PM_STATE_SLOTS apart, pm_generation is
    whole. A step reads that (PM_OLD). Before it writes a tensor of the next one (PM_NEW) it calls pm_commit_begin(1),
    which writes the record; it writes all tensors in the order of their slots, waits, and ends with pm_commit(), which

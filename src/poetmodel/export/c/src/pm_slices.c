@@ -12,6 +12,7 @@ int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr)
 #endif
     if (pm_holds != PM_HOLDS_STATE) return PM_ERROR_STATE;
     if (pm_progress.slice) return PM_ERROR_BUSY;
+    if (!pm_is_finite(lr)) return PM_ERROR_NUMBER;
     for (uint32_t k = 0; k < (uint32_t)PM_INPUTS; k++) pm_progress.inputs[k] = inputs[k];
     pm_progress.lr = lr;
     pm_progress.slice = FIRST_SLICE;

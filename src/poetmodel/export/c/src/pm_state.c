@@ -295,6 +295,9 @@ int pm_init(void)
 #endif
     static const change_t all = {0, 0, 0, 0};
     PM_TRY(write_state(&all));
+#if PM_RANDOM && !PM_COMMIT
+    pm_random_step = 0;
+#endif
     pm_holds = PM_HOLDS_STATE;
     return PM_OK;
 }
@@ -348,6 +351,36 @@ static int put_rest(uint32_t steps)
     }
     return PM_OK;
 }
+
+#if PM_BEST
+int pm_copy_state(int is_restored)
+{
+#if PM_VOLATILE
+    PM_TRY(is_restored ? fetch_all() : PM_OK);
+    return put_all();
+#else
+    static const unsigned char nothing;
+    static const change_t none = {&nothing, 0, 0, 0};
+    for (uint32_t slot = PM_PAGE_SLOTS + 1u; slot + 1u < PM_PAGE_SLOTS + PM_STATE_SLOTS; slot++) {
+        for (uint32_t k = 0; k < PM_BUFFERS; k++) {
+            if (pm_buffers[k].slot != slot) {
+                continue;
+            }
+            if (is_restored && pm_buffers[k].home == PM_RAM) {
+                PM_TRY(fetch(&pm_buffers[k]));
+            }
+#if PM_MAPPED && PM_STATE_SUMS
+            if (pm_buffers[k].home == PM_MAPPED_STORAGE) {
+                PM_TRY_PAGE(pm_page_check(old_slot(&pm_buffers[k])));
+            }
+#endif
+            PM_TRY(write_buffer(&pm_buffers[k], &none));
+        }
+    }
+    return PM_OK;
+#endif
+}
+#endif
 
 int pm_save_step(void)
 {

@@ -96,6 +96,9 @@ int pm_run_nodes(uint32_t nodes);
     case (number)
 
 #if PM_COMMIT
+#if PM_BEST
+int pm_copy_state(int is_restored); /* from PM_OLD to PM_NEW; to where state lives too if it is restored */
+#endif
 int pm_save_step(void); /* the end of a step: writes what the step has not written to PM_NEW, and commits */
 #endif
 

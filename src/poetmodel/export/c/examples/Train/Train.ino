@@ -1,6 +1,30 @@
 /* Trains @PREFIX@ and says the loss of each step. */
 #include <pm.h>
-@SPI@
+@IF SPI@
+
+#ifndef ARDUINO_ARCH_ESP32
+#include <SPI.h>
+
+static const int FLASH_SELECT = 10; /* the pin that selects the flash chip */
+
+/* What storage.c asks of the bus. */
+extern "C" int pm_spi_transfer(
+    const uint8_t *command, uint32_t command_bytes, const uint8_t *out, uint8_t *in, uint32_t bytes)
+{
+    SPI.beginTransaction(SPISettings(8000000, MSBFIRST, SPI_MODE0));
+    digitalWrite(FLASH_SELECT, LOW);
+    for (uint32_t k = 0; k < command_bytes; k++) SPI.transfer(command[k]);
+    for (uint32_t k = 0; k < bytes; k++) {
+        const uint8_t received = SPI.transfer(out ? out[k] : 0);
+        if (in) in[k] = received;
+    }
+    digitalWrite(FLASH_SELECT, HIGH);
+    SPI.endTransaction();
+    return PM_OK;
+}
+#endif
+@END SPI@
+
 @ARRAYS@
 static const void *const inputs[PM_INPUTS] = {@POINTERS@};
 
@@ -10,6 +34,24 @@ static void next_batch()
 @FILL@
 }
 
+@IF EVALUATION@
+/* The loss in evaluation mode, now and then: of batches that are not trained with. */
+static void evaluate()
+{
+    pm_real loss = 0;
+    uint32_t correct = 0;
+    next_batch();
+    if (pm_evaluate(inputs, &loss, &correct)) return;
+    Serial.print("evaluation ");
+    Serial.println(loss, 6);
+@IF BEST@
+    pm_real best = 0;
+    const int kept = pm_best(&best, 0);
+    if (kept == PM_ERROR_EMPTY || (kept == PM_OK && loss < best)) pm_keep_best(loss); /* pm_restore_best() at the end */
+@END BEST@
+}
+
+@END EVALUATION@
 static void stop(int error)
 {
     while (true) { /* again and again: a monitor may be opened late */
@@ -22,7 +64,22 @@ static void stop(int error)
 void setup()
 {
     Serial.begin(115200);
-@SELECT@    @SKETCHBEGIN@
+@IF SPI@
+#ifndef ARDUINO_ARCH_ESP32
+    pinMode(FLASH_SELECT, OUTPUT);
+    digitalWrite(FLASH_SELECT, HIGH);
+    SPI.begin();
+#endif
+@END SPI@
+@IF COMMIT@
+    int error = pm_resume();                        /* after a restart: what the last commit left */
+    if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or the one before, where that is damaged */
+    if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */
+    /* PM_ERROR_OTHER: another program's state is there; pm_init would start anew over it */
+@END COMMIT@
+@UNLESS COMMIT@
+    int error = pm_init();
+@END COMMIT@
     if (error) stop(error);
 }
 
@@ -34,4 +91,8 @@ void loop()
     if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* a bad batch: state is as before */
     if (error) stop(error);
     Serial.println(loss, 6);
+@IF EVALUATION@
+    static uint32_t steps = 0;
+    if (++steps % 100 == 0) evaluate();
+@END EVALUATION@
 }

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.errors import InputError, listed
-from poetmodel.export.loops import call_refs, merged
-from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.loops import call_refs, merged
+from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from poetmodel.export.loops import Numbers
+    from poetmodel.lowered.loops import Numbers
 
 BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""
@@ -86,7 +86,7 @@ def parse_byte_inputs(given: Mapping[str, str]) -> dict[str, ByteInput]:
 
 
 def with_byte_inputs(step: LoweredStep, given: Mapping[str, str]) -> LoweredStep:
-    """Return a step that takes some inputs, by name, as bytes, and so does its inference.
+    """Return a step that takes some inputs, by name, as bytes, as do inference and evaluation.
 
     Raises
     ------
@@ -102,11 +102,14 @@ def with_byte_inputs(step: LoweredStep, given: Mapping[str, str]) -> LoweredStep
         rows = wanted.rows()
         table = _free(f"{name} table", step.buffers)
         changes = _converted(step, name, wanted.type, table, len(rows))
-        inference = step.inference
-        if inference is not None and name in [value.name for value in inference.inputs]:
-            inference = _converted(inference, name, wanted.type, table, len(rows))
+        inference, evaluation = (
+            _converted(part, name, wanted.type, table, len(rows))
+            if part is not None and name in [value.name for value in part.inputs]
+            else part
+            for part in (step.inference, step.evaluation)
+        )
         values = {**step.values, table: rows.flatten()}
-        step = replace(changes, values=values, inference=inference)
+        step = replace(changes, values=values, inference=inference, evaluation=evaluation)
     return step
 
 

@@ -14,8 +14,11 @@ import numpy as np
 from pydantic import Field
 
 from poetmodel.errors import InputError, raised_as, shown
-from poetmodel.export.kernels import kernel_names, parameter_names, parameters
-from poetmodel.export.step import (
+from poetmodel.files import read_text, write_text
+from poetmodel.graph import Graph
+from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
+from poetmodel.lowered.kernels import kernel_names, parameter_names, parameters
+from poetmodel.lowered.step import (
     WORKSPACE,
     Argument,
     Buffer,
@@ -27,9 +30,6 @@ from poetmodel.export.step import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.files import read_text, write_text
-from poetmodel.graph import Graph
-from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
 from poetmodel.schedule.io import Index, Strict, parse_file
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class _StepFile(Strict):
     versions: dict[str, str] = Field(default_factory=dict)
     output: _Value | None = None
     inference: _StepFile | None = None
+    evaluation: _StepFile | None = None
 
 
 def save_step(step: LoweredStep, path: str | Path) -> None:
@@ -126,8 +127,9 @@ def _document(step: LoweredStep) -> dict[str, object]:
         document["accumulate"] = step.accumulate
     if step.output is not None:
         document["output"] = _value(step.output)
-    if step.inference is not None:
-        document["inference"] = _document(step.inference)
+    for key, part in (("inference", step.inference), ("evaluation", step.evaluation)):
+        if part is not None:
+            document[key] = _document(part)
     return document
 
 
@@ -196,11 +198,14 @@ def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
     if faults:
         raise InputError(faults)
     values = {name: _array(step, name, coded) for name, coded in document.values.items()}
-    inference = None
-    if document.inference is not None:
-        with raised_as(InputError, "inference"):
-            inference = _step(document.inference, document.values)
-    return step.with_nodes(step.graph.nodes, step.calls, values=values, inference=inference)
+    beside: dict[str, LoweredStep] = {}
+    there = dict(document.values)
+    for key, part in (("inference", document.inference), ("evaluation", document.evaluation)):
+        if part is not None:
+            with raised_as(InputError, key):
+                beside[key] = _step(part, there)
+            there |= part.values
+    return step.with_nodes(step.graph.nodes, step.calls, values=values, **beside)
 
 
 def _call(call: _CallEntry) -> Call:

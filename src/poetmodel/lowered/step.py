@@ -231,6 +231,14 @@ class LoweredStep:
     inference: LoweredStep | None = None
     """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
     step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""
+    evaluation: LoweredStep | None = None
+    """The same to the loss; its output is that and, where the labels are classes, how many samples
+    have their label as the highest score."""
+
+    @property
+    def beside(self) -> tuple[LoweredStep, ...]:
+        """The forward passes in evaluation mode that are exported beside the step."""
+        return tuple(part for part in (self.inference, self.evaluation) if part is not None)
 
     @property
     def handed_out(self) -> frozenset[str]:
@@ -246,7 +254,7 @@ class LoweredStep:
         Nodes that replace state come after the node of the loss, so that a step can return with all
         state as before if its loss is not finite.
         """
-        from poetmodel.export.instructions import counted_nodes
+        from poetmodel.lowered.instructions import counted_nodes
 
         loss = changes.get("loss", self.loss)
         pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)
@@ -305,8 +313,8 @@ class Weights:
 
     @classmethod
     def of(cls, step: LoweredStep) -> Weights:
-        """Return the file of a step and its inference: what kernels read, and what state holds."""
-        parts = (step,) if step.inference is None else (step, step.inference)
+        """Return the file of a step and its forward passes: constants, first values of state."""
+        parts = (step, *step.beside)
         stored = [(part, name, values) for part in parts for name, values in part.values.items()]
         data, offsets, reals = bytearray(), {}, 0
         for kind in DataType:

@@ -1,0 +1,111 @@
+"""``poetmodel bench instances`` and ``bench check``: the instance library."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from poetmodel.cli.failures import ExitStatus, print_faults
+from poetmodel.cli.output import listing, print_json, print_text, show
+from poetmodel.errors import InputError
+from poetmodel.units import format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from poetmodel.cli.options import OutputOptions
+    from poetmodel.sweeps.instances import Checked
+
+WRITE, CHECK = "instances", "check"
+"""Names of the two commands."""
+FOLDERS: Final = {WRITE: 1, CHECK: 2}
+"""Number of folders that each takes."""
+USAGE: Final = {
+    WRITE: "the folder of the library, such as 'poetmodel bench instances library'",
+    CHECK: "two folders, such as 'poetmodel bench check library solutions'",
+}
+_REGISTRY: Final = "instances"
+"""Module of a checkout's folder ``bench`` that has the problems."""
+
+
+def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
+    """Write the instance library to a folder, and print the number of problems by kind."""
+    from collections import Counter
+
+    from poetmodel.sweeps.instances import write_library
+
+    registry = _import_registry()
+    names = [] if mps is None else [name.strip() for name in mps.split(",") if name.strip()]
+    lines = write_library(registry.instances(), folder, mps=names, remark=registry.MOCCASIN)
+    if output.json:
+        print_json({"folder": str(folder), "instances": lines})
+        return
+    kinds = Counter(line["kind"] for line in lines)
+    rows = [(kind, f"{count:,}") for kind, count in kinds.items()]
+    show(listing(f"Problems in {folder}", ("kind", "problems"), rows, left=1))
+    print_text(registry.MOCCASIN)
+
+
+def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
+    """Verify schedules against a library and print a table; exit with 3 if one is not valid."""
+    from poetmodel.sweeps.instances import Finding, check
+
+    found = check(folder, solutions)
+    if output.json:
+        print_json({"solutions": [_values(each) for each in found]})
+    else:
+        heads = ("problem", "finding", "overhead", "least known", "bound")
+        rows = [
+            (
+                each.name,
+                str(each.finding),
+                *(_amount(value, each.unit) for value in (each.overhead, each.best, each.bound)),
+            )
+            for each in found
+        ]
+        show(listing(f"Solutions in {solutions}", heads, rows, left=2, whole_names=False))
+    print_faults(
+        [f"{each.name}: {each.reason}" for each in found if each.finding == Finding.INVALID]
+    )
+    wrong = [each.name for each in found if each.finding == Finding.BELOW_BOUND]
+    print_faults(
+        [f"{name}: valid and below a proven bound; please report this bug" for name in wrong]
+    )
+    if any(each.finding == Finding.INVALID for each in found):
+        raise typer.Exit(ExitStatus.INFEASIBLE)
+
+
+def _values(checked: Checked) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(checked) | {"finding": str(checked.finding)}
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return format_seconds(value) if unit == "s" else format_joules(value)
+
+
+def _import_registry() -> Any:
+    """Import the registry of problems from a checkout: of an editable install, or around here.
+
+    Raises
+    ------
+    InputError
+        If there is no checkout: an installed package has neither the captured graphs nor the
+        records.
+    """
+    here = Path.cwd()
+    for root in (Path(str(files("poetmodel"))).parents[1], here, *here.parents):
+        if (root / "bench" / f"{_REGISTRY}.py").is_file():
+            folder = str(root / "bench")
+            sys.path[:0] = [folder] if folder not in sys.path else []
+            return import_module(_REGISTRY)
+    raise InputError(
+        "bench instances: the captured graphs and the records are in the repository; clone it, and "
+        "run this command in the clone"
+    )

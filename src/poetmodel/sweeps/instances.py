@@ -1,0 +1,412 @@
+"""The instance library: problems as files with the best known results, and checks of solutions.
+
+A library is a folder. `INDEX` has one JSON line for each problem: the files of its graph, costs and
+device, its limits as in the ``problem`` of a schedule file, and the best known results. Users of
+other solvers put a schedule file for each problem beside it; `check` verifies these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device import Costs, Device
+from poetmodel.device.io import save_profile
+from poetmodel.errors import (
+    InputError,
+    PoetModelError,
+    ScheduleError,
+    did_you_mean,
+    listed,
+    raised_as,
+)
+from poetmodel.files import parse_json, read_bytes, read_text, shipped, write_text, writing
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.model import build
+from poetmodel.planner import verify
+from poetmodel.problem import Quantity
+from poetmodel.schedule import Schedule
+from poetmodel.schedule.io import ProblemEntry, load_document, validated
+from poetmodel.sweeps.measurement import commit
+from poetmodel.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from poetmodel.problem import Problem
+
+README: Final = Path(__file__).with_name("library_readme.md")
+"""Template of the README of a library."""
+INDEX: Final = "instances.jsonl"
+"""File with a line for each problem."""
+CHECKSUMS: Final = "SHA256SUMS"
+"""File with the SHA-256 of all other files, for ``sha256sum --check``."""
+MAX_MPS_NODES: Final = 60
+"""Graphs with fewer nodes have an MPS file without asking for it."""
+TOLERANCE: Final = 1e-6
+"""Relative difference up to which two overheads are equal."""
+SCHEDULE, ORDER = ".schedule.json", ".order.json"
+"""Ends of the names of solutions: a schedule file, or a JSON list of nodes in execution order."""
+_KEYS: Final = frozenset(
+    {"name", "graph", "costs", "device", "problem", "unit", "baseline", "best"}
+)
+"""Keys of a line of the index that `check` reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestKnown:
+    """The best results on record for a problem, in the unit of the minimized quantity."""
+
+    overhead: float | None = None
+    """Least overhead of a schedule; None if no schedule is known."""
+    method: str | None = None
+    """Method that found it."""
+    commit: str | None = None
+    """Commit of poetmodel that found it."""
+    bound: float = 0.0
+    """Greatest proven lower bound on the overhead."""
+    bound_commit: str | None = None
+    """Commit of poetmodel that proved it."""
+    infeasible: bool = False
+    """Whether it is proven that no schedule keeps all limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A named problem with the best known results."""
+
+    name: str
+    """Unique name; also that of its files."""
+    kind: str
+    """Group of problems, such as ``zoo``."""
+    problem: Problem
+    """The problem."""
+    best: BestKnown
+    """The best results on record."""
+
+
+def file_name(*words: object) -> str:
+    """Return words as the name of a file: lower case, with hyphens between them."""
+    text = "-".join(map(str, words)).lower()
+    return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write_library(
+    instances: Iterable[Instance], folder: Path, *, mps: Collection[str] = (), remark: str = ""
+) -> list[dict[str, Any]]:
+    """Write an instance library; return the lines of its index.
+
+    Parameters
+    ----------
+    instances : iterable of Instance
+        The problems, in the order of the index.
+    folder : Path
+        The folder, which is made where it is missing. It must be empty.
+    mps : collection of str, optional
+        Names of problems that get an MPS file of `compact` although their graphs have
+        `MAX_MPS_NODES` nodes or more.
+    remark : str, optional
+        Sentence of the README on graphs under another licence.
+
+    Raises
+    ------
+    InputError
+        If the folder is not empty or cannot be written, or `mps` has unknown names.
+    """
+    found = list(instances)
+    names = [instance.name for instance in found]
+    if unknown := [name for name in mps if name not in names]:
+        raise InputError(
+            f"--mps: no problem is called {name!r}; {did_you_mean(name, names)}".rstrip("; ")
+            for name in unknown
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: expected an empty folder, or one that does not exist")
+    for name in ("graphs", "costs", "devices", "mps"):
+        with writing(folder, "the folder cannot be made"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+    writer = _Writer(folder, frozenset(mps))
+    lines = [writer.line(instance) for instance in found]
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    write_text(folder / INDEX, text)
+    write_text(folder / "README.md", _readme(lines, remark))
+    write_text(folder / CHECKSUMS, "".join(_checksums(folder)))
+    return lines
+
+
+class _Writer:
+    """Writes each graph, each costs and each device of a library once."""
+
+    def __init__(self, folder: Path, mps: frozenset[str]) -> None:
+        self._folder = folder
+        self._mps = mps
+        self._graph_files: dict[str, str] = {}
+        self._cost_files: dict[tuple[str, str], str] = {}
+
+    def line(self, instance: Instance) -> dict[str, Any]:
+        """Write the files of a problem and return its line of the index."""
+        problem = instance.problem
+        costs, graph, device = problem.costs, problem.graph, problem.costs.device
+        objective = problem.objective
+        return {
+            "name": instance.name,
+            "kind": instance.kind,
+            "graph": self._graph_file(graph),
+            "nodes": len(graph.nodes),
+            "tensors": len(graph.tensors),
+            "costs": self._cost_file(graph, costs),
+            "device": None if device is None else self._device_file(device),
+            "problem": problem.to_dict(),
+            "min_ram_bytes": problem.floor.bytes,
+            "keep_all_bytes": checkpoint_all_peak_bytes(graph),
+            "unit": "s" if problem.minimize == Quantity.TIME else "J",
+            "baseline": objective.baseline,
+            "best": asdict(instance.best),
+            "mps": self._mps_file(instance),
+        }
+
+    def _graph_file(self, graph: Graph) -> str:
+        digest = graph.sha256
+        if digest not in self._graph_files:
+            name = f"graphs/{file_name(graph.name, digest[:8])}.graph.json"
+            graph.save(self._folder / name)
+            self._graph_files[digest] = name
+        return self._graph_files[digest]
+
+    def _cost_file(self, graph: Graph, costs: Costs) -> str:
+        place = "measured" if costs.device is None else costs.device.short_name
+        key = graph.sha256, place
+        if key not in self._cost_files:
+            name = f"costs/{file_name(graph.name, graph.sha256[:8], place)}.profile.csv"
+            save_profile(costs, self._folder / name)
+            self._cost_files[key] = name
+        return self._cost_files[key]
+
+    def _device_file(self, device: Device) -> str:
+        name = f"{device.short_name}.toml"
+        if not (self._folder / "devices" / name).exists():
+            write_text(self._folder / "devices" / name, read_text(shipped("devices") / name))
+        return f"devices/{name}"
+
+    def _mps_file(self, instance: Instance) -> dict[str, Any] | None:
+        """Write the MPS file of a small or requested problem; return None for another one."""
+        name = instance.name
+        small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
+        if not (small or name in self._mps):
+            return None
+        import pyomo.environ  # noqa: F401 - registers the writers of files
+
+        model = build(instance.problem, "compact")
+        path = f"mps/{name}.mps"
+        model.write(str(self._folder / path), io_options={"symbolic_solver_labels": True})
+        return {"file": path, "objective_unit": model.objective_unit}
+
+
+def _checksums(folder: Path) -> Iterator[str]:
+    """Yield a line for each file of a folder, as ``sha256sum`` writes it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != CHECKSUMS:
+            digest = hashlib.sha256(read_bytes(path)).hexdigest()
+            yield f"{digest}  {path.relative_to(folder).as_posix()}\n"
+
+
+def _readme(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
+    """Return the README of a library."""
+    kinds = Counter(line["kind"] for line in lines)
+    best = [line["best"] for line in lines]
+    proved = sum(_is_proved(entry) for entry in best)
+    of_kinds = "".join(f"| {kind} | {count:,} |\n" for kind, count in kinds.items())
+    return README.read_text(encoding="utf-8").format(
+        problems=len(lines),
+        proved=proved,
+        of_kinds=of_kinds,
+        made_from=commit() or "an installed package",
+        remark=remark,
+        version=__version__,
+        index=INDEX,
+        checksums=CHECKSUMS,
+        max_mps_nodes=MAX_MPS_NODES,
+        schedule=SCHEDULE,
+        order=ORDER,
+    )
+
+
+def _is_proved(best: Mapping[str, Any]) -> bool:
+    """Return whether the best known results leave a gap of 1 % at most."""
+    overhead: float | None = best["overhead"]
+    closed = overhead is not None and overhead - best["bound"] <= 0.01 * overhead
+    return bool(best["infeasible"] or closed)
+
+
+# -- checking --------------------------------------------------------------------------------------
+
+
+class Finding(StrEnum):
+    """Comparison of a solution with the best known one."""
+
+    INVALID = "not valid"
+    """The schedule breaks a rule or a limit, or its file cannot be read."""
+    WORSE = "worse"
+    """Its overhead is above the least known one."""
+    EQUAL = "equal"
+    """Its overhead is the least known one, within `TOLERANCE`."""
+    BETTER = "better"
+    """Its overhead is below the least known one, or the first one known."""
+    BELOW_BOUND = "below the bound"
+    """It is valid, and contradicts a proof of the library: please report it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A solution of somebody else, and the verifier's finding."""
+
+    name: str
+    """Name of the problem."""
+    finding: Finding
+    """Comparison with the best known solution."""
+    overhead: float | None = None
+    """Overhead of the schedule, in the unit of the problem; None if it is not valid."""
+    best: float | None = None
+    """Least known overhead; None if none is known."""
+    bound: float = 0.0
+    """Proven lower bound on the overhead."""
+    unit: str = "J"
+    """Unit of the overheads: ``J`` or ``s``."""
+    reason: str = ""
+    """Why it is not valid."""
+
+
+def read_library(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the lines of a library's index, by name.
+
+    Raises
+    ------
+    InputError
+        If there is no index, or a line is not valid.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        raise InputError(f"{folder}: expected an instance library, with {INDEX}")
+    lines: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(read_text(path).splitlines(), start=1):
+        with raised_as(InputError, f"{path}, line {number}"):
+            line = parse_json(text, expected="library index")
+            if not isinstance(line, dict) or not line.keys() >= _KEYS:
+                raise InputError(f"expected an object with the keys {', '.join(sorted(_KEYS))}")
+        lines[str(line["name"])] = line
+    return lines
+
+
+def check(folder: Path, solutions: Path) -> list[Checked]:
+    """Verify the solutions of a folder against an instance library.
+
+    Parameters
+    ----------
+    folder : Path
+        The library.
+    solutions : Path
+        A folder with ``NAME.schedule.json`` or ``NAME.order.json`` for problems called NAME.
+
+    Returns
+    -------
+    list of Checked
+        In the order of the index; problems without a file are left out.
+
+    Raises
+    ------
+    InputError
+        If `folder` is not a library, `solutions` has no solution or two of one problem, or a file
+        has the name of no problem.
+    """
+    lines = read_library(folder)
+    by_name: dict[str, Path] = {}
+    for path in sorted(solutions.glob("*.json")):
+        name = path.name.removesuffix(SCHEDULE).removesuffix(ORDER)
+        if name == path.name:
+            continue
+        if name in by_name:
+            raise InputError(f"{path}: {by_name[name].name} solves the same problem; keep one")
+        by_name[name] = path
+    if not by_name:
+        raise InputError(f"{solutions}: expected solutions, NAME{SCHEDULE} or NAME{ORDER}")
+    if unknown := [name for name in by_name if name not in lines]:
+        raise InputError(
+            f"{by_name[name]}: no problem is called {name!r}; {did_you_mean(name, lines)}".rstrip(
+                "; "
+            )
+            for name in unknown
+        )
+    problems = _ProblemReader(folder)
+    return [
+        _checked(line, by_name[name], problems) for name, line in lines.items() if name in by_name
+    ]
+
+
+class _ProblemReader:
+    """Reads the problems of a library; keeps the last graph and costs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._graphs: dict[str, Graph] = {}
+        self._costs: dict[tuple[str, str | None], Costs] = {}
+
+    def problem(self, line: Mapping[str, Any]) -> Problem:
+        """Return the problem of a line of the index."""
+        entry = validated(ProblemEntry, line["problem"], kind="library")
+        graph_file, costs_key = line["graph"], (line["costs"], line["device"])
+        if graph_file not in self._graphs:
+            self._graphs = {graph_file: Graph.load(self._path(graph_file))}
+        if costs_key not in self._costs:
+            costs_file, device_file = costs_key
+            device = None if device_file is None else Device.load(self._path(device_file))
+            self._costs = {costs_key: Costs.load(self._path(costs_file), device=device)}
+        return entry.problem(self._graphs[graph_file], self._costs[costs_key])
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a file of the library; `InputError` for one outside."""
+        path = self._folder / name
+        if not path.resolve().is_relative_to(self._folder.resolve()):
+            raise InputError(f"{name}: the file lies outside the library")
+        return path
+
+
+def _read_solution(path: Path, graph: Graph) -> Schedule:
+    """Return the schedule of a schedule file, or of an execution order."""
+    if path.name.endswith(SCHEDULE):
+        return load_document(path).schedule
+    order = parse_json(read_text(path), expected="execution order")
+    if not isinstance(order, list) or not all(type(k) is int for k in order):
+        raise ScheduleError("expected a JSON list of whole numbers, the indices of nodes")
+    return Schedule.of_order(graph, order)
+
+
+def _checked(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:
+    """Return the verifier's finding on a schedule file."""
+    name, best = str(line["name"]), line["best"]
+    known = {"name": name, "best": best["overhead"], "bound": best["bound"], "unit": line["unit"]}
+    problem = problems.problem(line)
+    try:
+        schedule = _read_solution(path, problem.graph)
+        verdict = verify(problem, schedule)
+    except PoetModelError as error:
+        return Checked(**known, finding=Finding.INVALID, reason=str(error))
+    if verdict.violations:
+        return Checked(**known, finding=Finding.INVALID, reason=listed(verdict.violations))
+    overhead = problem.objective.overhead(verdict.simulation)
+    slack = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
+    if best["infeasible"] or overhead < best["bound"] - slack:
+        finding = Finding.BELOW_BOUND
+    elif best["overhead"] is None or overhead < best["overhead"] - slack:
+        finding = Finding.BETTER
+    else:
+        finding = Finding.EQUAL if overhead <= best["overhead"] + slack else Finding.WORSE
+    return Checked(**known, finding=finding, overhead=overhead)

@@ -1,0 +1,264 @@
+/* Stored samples over NOR flash of its own. `replay bits`: steps on stored samples leave the state of steps on their
+   batches, whole and in slices. `replay cuts FIRST COUNT`: whatever a power cut stops, the samples are those of before or
+   with one more. `replay chance`: all that were offered are equally likely to be there. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pm.h"
+#define PM_FLASH_DRIVER
+#include "port/pm_pages.h"
+
+static uint32_t seed;
+#define PM_SEED seed
+#include "src/pm_replay.c"
+
+enum { CUT = 9, ELEMENTS = 4096, OFFERS = 3 * PM_REPLAY };
+
+typedef struct {
+    uint32_t operations, cut_at, kind, random, bad;
+    uint32_t seen, done;
+    int resumed, error;
+    pm_real losses[PM_REPLAY]; /* of each sample */
+} shared_t;
+
+static shared_t *shared;
+static unsigned char *flash;
+static uint32_t number_of[OFFERS + 1][PM_REPLAY]; /* after so many offers, the batch of each sample */
+static pm_real loss_of[OFFERS];
+
+static uint32_t number(void)
+{
+    shared->random = shared->random * 1664525u + 1013904223u;
+    return shared->random >> 8;
+}
+
+static void operate(uint32_t address, const unsigned char *from, uint32_t count)
+{
+    const int is_cut = ++shared->operations == shared->cut_at;
+    if (is_cut && shared->kind == 0) _exit(CUT);
+    for (uint32_t k = 0; k < count; k++) {
+        unsigned char *const byte = flash + address + k;
+        if (from && *byte != 0xFFu) shared->bad++;
+        if (is_cut && shared->kind == 1) *byte = (unsigned char)number();
+        else if (!is_cut || shared->kind != 2 || number() % 2u) *byte = from ? *byte & from[k] : 0xFFu;
+    }
+    if (is_cut) _exit(CUT);
+}
+
+int pm_storage_read(uint32_t address, void *to, uint32_t count)
+{
+    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
+    memcpy(to, flash + address, count);
+    return PM_OK;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t count)
+{
+    const unsigned char *next = from;
+    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address || address % PM_STORAGE_UNIT) abort();
+    while (count) {
+        const uint32_t left = OPERATION - address % OPERATION, now = count < left ? count : left;
+        if (address % PM_STORAGE_BLOCK == 0) operate(address, 0, PM_STORAGE_BLOCK);
+        operate(address, next, now);
+        address += now, next += now, count -= now;
+    }
+    return PM_OK;
+}
+
+#if PM_MAPPED
+const void *pm_storage_address(uint32_t address)
+{
+    return flash + address;
+}
+#endif
+
+static const void *inputs[PM_INPUTS];
+
+static void batch(uint32_t of)
+{
+    static pm_real values[PM_INPUTS][ELEMENTS];
+    for (int k = 0; k < PM_INPUTS; k++) {
+        inputs[k] = values[k];
+        for (uint32_t i = 0; i < pm_inputs_info[k].elements; i++) {
+            if (pm_inputs_info[k].integer_bytes) ((int32_t *)(void *)values[k])[i] = (int32_t)((i + of) % 4u);
+            else values[k][i] = (pm_real)((i * 7u + of * 13u + of * of % 5u) % 17u) / 8 - 1;
+        }
+    }
+}
+
+static uint32_t state(void)
+{
+    static pm_real values[ELEMENTS];
+    uint32_t sum = 0;
+    for (int k = 0; k < PM_STATES; k++) {
+        if (pm_read_state(k, values)) abort();
+        sum = pm_checksum(sum, values, pm_states_info[k].elements * (uint32_t)sizeof(pm_real));
+    }
+    return sum;
+}
+
+/* -- bits -------------------------------------------------------------------------------------- */
+
+static int bits(void)
+{
+    pm_real loss, first[PM_REPLAY];
+    uint32_t index;
+    if (pm_init()) return 1;
+    for (uint32_t k = 0; k < PM_REPLAY; k++) {
+        batch(k);
+        if (pm_step(inputs, (pm_real)0.1, &first[k])) return 2;
+    }
+    const uint32_t whole = state();
+    for (int sliced = 0; sliced < 2; sliced++) {
+        if (pm_init() || pm_samples() || pm_step_stored(0, (pm_real)0.1, &loss) != PM_ERROR_EMPTY) return 3;
+        const uint32_t before = state();
+        for (uint32_t k = 0; k < PM_REPLAY; k++) {
+            batch(k);
+            if (pm_keep_sample(inputs, &index) || index != k || pm_samples() != k + 1u) return 4;
+        }
+        if (state() != before || pm_step_stored(PM_REPLAY, 0, &loss) != PM_ERROR_INDEX) return 5;
+        memset((void *)(uintptr_t)inputs[0], 0xFF, 64); /* what was offered is not read again */
+        for (uint32_t k = 0; k < PM_REPLAY; k++) {
+            int error = PM_OK;
+            if (sliced) {
+                error = pm_step_stored_begin(k, (pm_real)0.1);
+                while (!error && (error = pm_step_some(1)) == PM_MORE) error = PM_OK;
+                loss = pm_loss();
+            } else {
+                error = pm_step_stored(k, (pm_real)0.1, &loss);
+            }
+            if (error || loss != first[k]) return 6;
+        }
+        if (state() != whole) return 7;
+    }
+    batch(1);
+    ((int32_t *)(void *)(uintptr_t)inputs[1])[0] = 77; /* no such class */
+    seed = 5;
+    for (int more = 0; more < 9; more++) {
+        const int error = pm_keep_sample(inputs, &index);
+        if (error != PM_OK && error != PM_ERROR_INPUT) return 8;
+        if (error == PM_OK && index != PM_NO_SAMPLE) return 9;
+    }
+    if (pm_step_stored(PM_ANY_SAMPLE, (pm_real)0.1, &loss)) return 10;
+    puts("equal");
+    return 0;
+}
+
+/* -- power cuts --------------------------------------------------------------------------------- */
+
+/* An application that offers batches until so many were, and says which samples there are then. */
+static void offer(uint32_t offers)
+{
+    int error = shared->resumed = pm_resume();
+    uint32_t index;
+    pm_real loss;
+    if (error == PM_ERROR_EMPTY) error = pm_init();
+    shared->seen = pm_seen;
+    while (!error && pm_seen < offers) {
+        batch(pm_seen);
+        error = pm_keep_sample(inputs, &index);
+        if (!error && pm_seen % 5u == 0) error = pm_step_stored(PM_ANY_SAMPLE, 0, &loss); /* a rate of 0 */
+    }
+    for (uint32_t k = 0; !error && k < pm_samples(); k++) error = pm_step_stored(k, 0, &shared->losses[k]);
+    shared->error = error;
+    shared->done = !error;
+    _exit(error);
+}
+
+static int run(uint32_t offers, uint32_t cut_at, uint32_t kind)
+{
+    int status;
+    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->done = 0;
+    const pid_t child = fork();
+    if (child == 0) offer(offers);
+    (void)waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+static int cuts(uint32_t first, uint32_t count)
+{
+    memset(flash, 0xFF, PM_STORED_BYTES);
+    if (run(OFFERS, 0, 0) || shared->bad) return 3;
+    const uint32_t operations = shared->operations;
+    for (uint32_t trial = first; trial < first + count; trial++) {
+        const char *what = 0;
+        memset(flash, trial % 3u ? 0xFF : 0x5A, PM_STORED_BYTES);
+        shared->random = trial * 2654435761u, shared->bad = 0;
+        for (uint32_t more = 1u + trial % 3u; more; more--) (void)run(OFFERS, 1u + number() % operations, number() % 4u);
+        /* What is there now, and then all of it, without a cut. */
+        const int error = run(0, 0, 0);
+        const uint32_t seen = shared->seen;
+        if (error || (shared->resumed && shared->resumed != PM_ERROR_EMPTY)) what = "no start";
+        for (uint32_t k = 0; !what && k < (seen < PM_REPLAY ? seen : PM_REPLAY); k++) {
+            if (shared->losses[k] != loss_of[number_of[seen][k]]) what = "another sample";
+        }
+        if (!what && (run(OFFERS, 0, 0) || !shared->done)) what = "no end";
+        for (uint32_t k = 0; !what && k < PM_REPLAY; k++) {
+            if (shared->losses[k] != loss_of[number_of[OFFERS][k]]) what = "another sample at the end";
+        }
+        if (shared->bad) what = "written without an erase";
+        if (what) printf("trial %u: %s: resume %d error %d seen %u\n", trial, what, shared->resumed, shared->error, seen);
+    }
+    printf("%u trials\n", count);
+    return 0;
+}
+
+/* The losses of all batches, and which of them each sample is after each offer: by a run in this process. */
+static int expect(void)
+{
+    uint32_t index;
+    memset(flash, 0xFF, PM_STORED_BYTES);
+    if (pm_init()) return 1;
+    for (uint32_t k = 0; k < OFFERS; k++) {
+        batch(k);
+        if (pm_step(inputs, 0, &loss_of[k])) return 2;
+        for (uint32_t other = 0; other < k; other++) {
+            if (loss_of[other] == loss_of[k]) return 3;
+        }
+    }
+    for (uint32_t k = 0; k < OFFERS; k++) {
+        batch(k);
+        if (pm_keep_sample(inputs, &index)) return 4;
+        memcpy(number_of[k + 1u], number_of[k], sizeof number_of[k]);
+        if (index != PM_NO_SAMPLE) number_of[k + 1u][index] = k;
+    }
+    return 0;
+}
+
+/* -- chance ------------------------------------------------------------------------------------- */
+
+static void chance(void)
+{
+    static uint32_t counts[OFFERS], drawn[PM_REPLAY];
+    for (seed = 0; seed < 4000u; seed++) {
+        uint32_t there[PM_REPLAY];
+        for (uint32_t k = 0; k < OFFERS; k++) {
+            const uint32_t index = k < PM_REPLAY ? k : draw(k, 0, k + 1u);
+            if (index < PM_REPLAY) there[index] = k;
+        }
+        for (uint32_t k = 0; k < PM_REPLAY; k++) counts[there[k]]++;
+        drawn[draw(seed % 100u, 1, PM_REPLAY)]++;
+    }
+    for (uint32_t k = 0; k < OFFERS; k++) printf("%u ", counts[k]);
+    puts("");
+    for (uint32_t k = 0; k < PM_REPLAY; k++) printf("%u ", drawn[k]);
+    puts("");
+}
+
+int main(int count, char **words)
+{
+    const size_t size = PM_STORED_BYTES + sizeof(shared_t) + 16u;
+    flash = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (flash == MAP_FAILED || count < 2) return 2;
+    shared = (shared_t *)(void *)(flash + (PM_STORED_BYTES + 15u) / 16u * 16u);
+    if (strcmp(words[1], "bits") == 0) return bits();
+    if (strcmp(words[1], "chance") == 0) return chance(), 0;
+    const int error = expect();
+    if (error || count != 4) return 20 + error;
+    return cuts((uint32_t)atoi(words[2]), (uint32_t)atoi(words[3]));
+}
