@@ -414,7 +414,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_one_that_can():
     enough = enough_of(case)
     _, step, back = case.compiled(enough)
     step(*case.batch).backward()
-    assert back.plans[0].predicted_peak_bytes == enough
+    assert back.plans[0].predicted_peak_bytes <= enough
     _, step, _ = case.compiled(int(0.9 * enough))
     with pytest.raises(Exception, match="is too little"):
         step(*case.batch)
