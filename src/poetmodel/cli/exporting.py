@@ -90,6 +90,13 @@ class ExportOptions:
         "Export pm_evaluate too: loss and correct classes of a batch in evaluation mode; with "
         "--commit also pm_keep_best and pm_restore_best.",
     )
+    replay: int = options.option(
+        0,
+        "--replay N",
+        "Keep up to N samples on storage, as the outputs of the frozen front with their labels: "
+        "pm_keep_sample stores one, pm_step_stored trains behind the front.",
+        parser=options.whole_number(),
+    )
     byte_input: str | None = options.option(
         None,
         "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
@@ -223,6 +230,7 @@ def export(
     given: dict[str, Any] = planned.given() | {
         "infer": wanted.infer,
         "evaluate": wanted.evaluate,
+        "replay": wanted.replay,
         "byte_inputs": _byte_inputs(wanted.byte_input),
         "prefix": wanted.prefix,
         "weights": wanted.weights,
@@ -451,11 +459,26 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
         yield row(f"  {what}", format_bytes(size), gaps if what == "the rest of the arena" else "")
     if deployment.written_bytes:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
+    yield from _replay_facts(deployment)
     slots = len(deployment.slots)
     yield row(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
     )
     yield from _flash_facts(deployment)
+
+
+def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
+    """Yield what stored samples take, and the instructions of both kinds of steps."""
+    from poetmodel.export.replay import instructions_of
+
+    replay = deployment.replay
+    if replay is None:
+        return
+    stored = f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
+    yield row("stored samples", f"{replay.samples:,}", stored)
+    step, plan = deployment.step, deployment.plan
+    whole, behind = (instructions_of(step, plan, nodes) for nodes in ((), replay.front.nodes))
+    yield row("  instructions", f"{behind:,}", f"of a step on one, estimated; on a batch {whole:,}")
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:

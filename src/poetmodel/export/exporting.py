@@ -25,6 +25,7 @@ from poetmodel.export.deployment import (
 from poetmodel.export.flash import check_flash, program_sizes, smallest
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
+from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
 from poetmodel.export.tables import with_byte_inputs
@@ -80,6 +81,7 @@ class ExportKeywords(TypedDict, total=False):
     commit: bool
     commit_every: int
     checksum: bool
+    replay: int
     byte_inputs: Mapping[str, str]
     prefix: str
     weights: WeightsFormat | str
@@ -108,6 +110,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     checksum: bool = True,
     infer: bool = False,
     evaluate: bool = False,
+    replay: int = 0,
     byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
@@ -161,6 +164,10 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     evaluate : bool
         Whether ``pm_evaluate`` is wanted too: loss and correct classes of a batch in evaluation
         mode, and with `commit` ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
+    replay : int
+        How many samples storage has room for, as the outputs of the frozen front and what else
+        nodes behind it read: ``pm_keep_sample`` stores them, and ``pm_step_stored`` trains behind
+        the front. 0: none.
     byte_inputs : mapping
         Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
         ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
@@ -211,6 +218,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         prefix=prefix,
         weights=weights,
         shared_kernels=shared_kernels,
+        replay=replay,
     )
     for option, wanted, part in (
         ("infer", infer, step.inference),
@@ -229,9 +237,15 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     check_values(step)
     step = with_byte_inputs(step, byte_inputs)
     commit = commit or commit_every > 1
+    if replay and board.is_volatile and not commit:
+        raise InputError(
+            f"replay: the storage of {board.name} forgets without power, and stored samples with "
+            "it; commit to its flash too, where samples lie then"
+        )
+    stored = replay_of(step, replay, GenerationLayout.on(board)) if replay else None
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
-    reserved = reserved_bytes(step, stack)
+    reserved = reserved_bytes(step, stack, stored)
     ram_bytes = _ram_bytes(step, board, ram, reserved)
     pages = paging and _costs(step, board, profile).pages is not None
     room = ram_bytes - reserved
@@ -248,6 +262,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         commit=commit and bool(step.graph.replacement_of),
         commit_every=commit_every,
         checksum=checksum,
+        replay=stored,
         prefix=prefix,
         weights=WeightsFormat(weights),
         shared_kernels=None
@@ -260,8 +275,14 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if tile_bytes is not None:
         first = Weights.of(step)
         least_plan, no_addresses = smallest(step)
+        stored = replay_of(step, replay, GenerationLayout.on(board)) if replay else None
         deployment = replace(
-            deployment, step=step, tile_bytes=tile_bytes, plan=least_plan, arena=no_addresses
+            deployment,
+            step=step,
+            tile_bytes=tile_bytes,
+            plan=least_plan,
+            arena=no_addresses,
+            replay=stored,
         )
     check_flash(_with_sizes(deployment, first), at_least=True)
     least = needed_bytes(step, board, paging=pages)
@@ -299,7 +320,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
     available = board.ram_bytes - reserved
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO, available_bytes=available)
-    deployment = replace(deployment, plan=plan, arena=arena, result=result)
+    stored = stored and in_plan_order(stored, step, plan)
+    deployment = replace(deployment, plan=plan, arena=arena, result=result, replay=stored)
     if step.inference is not None:
         made = _forward_pass("inference", deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=made)

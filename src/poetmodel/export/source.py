@@ -15,6 +15,7 @@ import numpy as np
 from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
+from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import RANDOM
 from poetmodel.export.step import DataType
 from poetmodel.export.templates import read_template
@@ -102,6 +103,7 @@ class StepSource:
             "EVALUATION": deployment.evaluation is not None,
             "COUNTS_CORRECT": deployment.counts_correct,
             "BEST": deployment.keeps_best,
+            **self._replay_words(),
             "RANDOM": self._draws,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
@@ -114,6 +116,21 @@ class StepSource:
             "STATE_TERMS": _stored_terms("TENSOR", deployment.generation_bytes),
             "TENSOR_NAMES": "\n".join(self._names(_taken_names())),
             "DRIVER": read_template("pm_driver.h").rstrip(),
+        }
+
+    def _replay_words(self) -> Words:
+        """Return the words about stored samples: 0 where there are none."""
+        replay = self.deployment.replay
+        if replay is None:
+            names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
+            return {**dict.fromkeys(names, 0), "SAMPLE_BYTES": 0, "SAMPLE_ID": "0"}
+        return {
+            "REPLAY": replay.samples,
+            "SAMPLE_OUTPUTS": len(replay.front.outputs),
+            "SAMPLE_INPUTS": len(replay.front.inputs),
+            "SAMPLE_INPUT_BYTES": replay.input_bytes,
+            "SAMPLE_BYTES": replay.sample_bytes,
+            "SAMPLE_ID": front_identity(self.step, replay.front)[:8],
         }
 
     @property
@@ -213,6 +230,12 @@ class StepSource:
         if self.deployment.saves:
             saved = (str(self._buffers.index(name)) for name in self.deployment.generation)
             yield _table("const uint32_t pm_saved[]", saved)
+        replay = self.deployment.replay
+        if replay is not None:
+            sizes = map(str, replay.part_bytes)
+            yield _table("const uint32_t pm_sample_parts[]", sizes)
+            numbers = map(str, replay.front.inputs)
+            yield _table("const uint32_t pm_sample_inputs[]", numbers, empty="0")
         yield from self._gradients()
 
     def _buffer(self, name: str) -> str:

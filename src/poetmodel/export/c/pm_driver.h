@@ -53,6 +53,10 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes);
    began it. A driver that blocks the core returns 0. */
 int pm_page_wait(uint32_t slot);
 
+/* Where samples are stored (PM_REPLAY): slots from PM_SLOTS on are PM_GROUPS groups of them, in blocks of their own, which
+   these calls read and write at an offset, done on return; writes are in rising order, and some bytes are left out. */
+int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes);
+
 /* Storage that the core reads like RAM (PM_MAPPED): where a slot begins; writing some of its bytes, done on return, with
    commits all of them in rising order; and, where committed state has checksums (PM_STATE_SUMS), PM_OK or
    PM_ERROR_CHECKSUM for all of a slot. */

@@ -207,6 +207,11 @@ static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t beg
     PM_RANDOM_FROM(pm_steps);
 }
 
+uint32_t pm_run_number(void)
+{
+    return pm_run;
+}
+
 int pm_commit_clear(void)
 {
     pm_records_t found;

@@ -298,6 +298,9 @@ int pm_init(void)
 #if PM_RANDOM && !PM_COMMIT
     pm_random_step = 0;
 #endif
+#if PM_REPLAY
+    pm_replay_clear();
+#endif
     pm_holds = PM_HOLDS_STATE;
     return PM_OK;
 }
@@ -332,6 +335,9 @@ int pm_load_state(void)
             PM_TRY(fetch(&pm_buffers[k]));
         }
     }
+#endif
+#if PM_REPLAY
+    PM_TRY(pm_replay_load());
 #endif
     pm_holds = PM_HOLDS_STATE;
     return PM_OK;

@@ -79,7 +79,23 @@ typedef struct {
     pm_real lr;
     pm_real loss;  /* of the last step, once it was computed */
     uint32_t slice; /* what comes next; 0: no step is under way */
+#if PM_REPLAY
+    uint32_t way;
+#endif
 } pm_progress_t;
+
+#if PM_REPLAY
+/* What pm_run_nodes does: all nodes; those behind the front, on a stored sample; those of the front, to store one. */
+enum { PM_WAY_WHOLE, PM_WAY_STORED, PM_WAY_KEEPS };
+#define PM_STORED (pm_progress.way == PM_WAY_STORED)
+#define PM_KEEPS (pm_progress.way == PM_WAY_KEEPS)
+extern const uint32_t pm_sample_parts[];  /* bytes of the outputs of the front, then of inputs */
+extern const uint32_t pm_sample_inputs[]; /* which inputs those are */
+int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* parts in rising order */
+int pm_sample_read(uint32_t part, void *to, uint32_t bytes);
+void pm_replay_clear(void);
+int pm_replay_load(void);
+#endif
 
 extern pm_progress_t pm_progress;
 

@@ -91,6 +91,9 @@ void loop()
     if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* a bad batch: state is as before */
     if (error) stop(error);
     Serial.println(loss, 6);
+@IF REPLAY@
+    if (pm_keep_sample(inputs, 0) == PM_OK) pm_step_stored(PM_ANY_SAMPLE, @RATE@, &loss); /* a sample of earlier */
+@END REPLAY@
 @IF EVALUATION@
     static uint32_t steps = 0;
     if (++steps % 100 == 0) evaluate();

@@ -43,6 +43,7 @@ extern "C" {
 #define PM_EVALUATES @EVALUATION@ /* whether it has pm_evaluate */
 #define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether that counts correct classes */
 #define PM_BEST @BEST@ /* whether the best generation is kept beside the others */
+#define PM_REPLAY @REPLAY@u /* samples that storage has room for */
 #define PM_RANDOM @RANDOM@ /* whether it draws random numbers */
 @IF ACCUMULATE@
 #define PM_ACCUMULATE @ACCUMULATE@ /* batches are one update */
@@ -120,8 +121,32 @@ extern "C" {
          ? (PM_PLACES + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \
          : PM_PLACES * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \
                              PM_COMMIT_BLOCK))
+@IF REPLAY@
+/* Stored samples, of PM_SAMPLE_BYTES each, are in groups of those that an erase block has room for; a
+   group is written as a whole, to the one place more than there are groups. */
+#define PM_SAMPLE_ID 0x@SAMPLE_ID@u /* the front, and what is stored of it */
+#define PM_SAMPLE_OUTPUTS @SAMPLE_OUTPUTS@u
+#define PM_SAMPLE_INPUTS @SAMPLE_INPUTS@u
+#define PM_SAMPLE_INPUT_BYTES @SAMPLE_INPUT_BYTES@u
+#define PM_SAMPLE_BYTES @SAMPLE_BYTES@u
+#define PM_CHUNK (PM_COMMIT_UNIT > 64u ? PM_COMMIT_UNIT : 64u)
+#define PM_ROOM_SAMPLES \
+    (PM_COMMIT_BLOCK < 32u + 2u * PM_CHUNK + PM_SAMPLE_BYTES \
+         ? 1u                                                \
+         : (PM_COMMIT_BLOCK - 32u - 2u * PM_CHUNK) / PM_SAMPLE_BYTES)
+#define PM_GROUP_SAMPLES (PM_ROOM_SAMPLES < PM_REPLAY ? PM_ROOM_SAMPLES : PM_REPLAY)
+#define PM_GROUPS ((PM_REPLAY + PM_GROUP_SAMPLES - 1u) / PM_GROUP_SAMPLES + 1u)
+#define PM_REPLAY_BYTES \
+    (PM_GROUPS * (((32u + PM_GROUP_SAMPLES * PM_SAMPLE_BYTES + 2u * PM_CHUNK - 1u) / PM_CHUNK * PM_CHUNK + \
+                   PM_COMMIT_BLOCK - 1u) /                                                                 \
+                  PM_COMMIT_BLOCK * PM_COMMIT_BLOCK))
+@END REPLAY@
+@UNLESS REPLAY@
+#define PM_GROUPS 0u
+#define PM_REPLAY_BYTES 0u
+@END REPLAY@
 #ifndef PM_STORED_BYTES
-#define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES))
+#define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES + PM_REPLAY_BYTES))
 #endif
 
 /* The tensors that callers see, by their numbers; sizes are of the build for float. */
@@ -195,6 +220,25 @@ int pm_infer(const void *const inputs[], pm_real *outputs);
    PM_ERROR_NUMBER: the loss is not finite. */
 int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *correct);
 @END EVALUATION@
+@IF REPLAY@
+
+/* Between two steps: offers a batch to the samples that are stored, as outputs of the frozen front
+   and labels, and what else is read behind it. With room it is stored; later it takes the place of
+   another one or of none, so that all that were offered are equally likely to be there (reservoir
+   sampling). `sample` may be 0; it gets the number of the sample, or PM_NO_SAMPLE. All or nothing,
+   over power cuts too; pm_init forgets all samples. */
+int pm_keep_sample(const void *const inputs[PM_INPUTS], uint32_t *sample);
+#define PM_NO_SAMPLE 0xFFFFFFFFu
+uint32_t pm_samples(void);  /* how many are stored */
+extern uint32_t pm_seen;    /* how many were offered since pm_init, until the last one that was stored */
+
+/* A training step on a stored sample, with the bits of pm_step on its batch: `sample` is its number,
+   below pm_samples(), or PM_ANY_SAMPLE, one drawn by a counter of its own. PM_ERROR_EMPTY: there is
+   none. The second one begins such a step in slices. */
+int pm_step_stored(uint32_t sample, pm_real lr, pm_real *loss);
+int pm_step_stored_begin(uint32_t sample, pm_real lr);
+#define PM_ANY_SAMPLE 0xFFFFFFFFu
+@END REPLAY@
 @IF BEST@
 
 /* Between two steps: keeps the state as it is now beside the generations that take turns, with a
