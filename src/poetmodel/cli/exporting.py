@@ -90,8 +90,8 @@ class ExportOptions:
         "Export pm_evaluate too: loss and correct classes of a batch in evaluation mode; with "
         "--commit also pm_keep_best and pm_restore_best.",
     )
-    replay: int = options.option(
-        0,
+    replay: int | None = options.option(
+        None,
         "--replay N",
         "Keep up to N samples on storage, as the outputs of the frozen front with their labels: "
         "pm_keep_sample stores one, pm_step_stored trains behind the front.",
@@ -230,7 +230,7 @@ def export(
     given: dict[str, Any] = planned.given() | {
         "infer": wanted.infer,
         "evaluate": wanted.evaluate,
-        "replay": wanted.replay,
+        "replay": wanted.replay or 0,
         "byte_inputs": _byte_inputs(wanted.byte_input),
         "prefix": wanted.prefix,
         "weights": wanted.weights,
