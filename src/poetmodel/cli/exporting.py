@@ -17,7 +17,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
-from poetmodel.errors import InputError, raised_as
+from poetmodel.errors import InputError, listed, raised_as
 from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
 from poetmodel.units import format_bytes, parse_size
 
@@ -96,6 +96,12 @@ class ExportOptions:
         "Keep up to N samples on storage, as the outputs of the frozen front with their labels: "
         "pm_keep_sample stores one, pm_step_stored trains behind the front.",
         parser=options.whole_number(),
+    )
+    migrate_from: Path | None = options.option(
+        None,
+        "--migrate-from FOLDER",
+        "Take over the state that an earlier export has left on storage, tensors of equal names, "
+        "shapes and types, by pm_migrate. Needs --commit of both.",
     )
     byte_input: str | None = options.option(
         None,
@@ -231,6 +237,7 @@ def export(
         "infer": wanted.infer,
         "evaluate": wanted.evaluate,
         "replay": wanted.replay or 0,
+        "migrate_from": wanted.migrate_from,
         "byte_inputs": _byte_inputs(wanted.byte_input),
         "prefix": wanted.prefix,
         "weights": wanted.weights,
@@ -460,6 +467,10 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     if deployment.written_bytes:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     yield from _replay_facts(deployment)
+    if deployment.migration is not None:
+        taken, anew = deployment.migration.taken, deployment.migration.anew
+        note = f"{plural(len(anew), 'tensor')} anew{': ' * bool(anew)}{listed(anew)}"
+        yield row("state taken over", plural(len(taken), "tensor"), note)
     slots = len(deployment.slots)
     yield row(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""

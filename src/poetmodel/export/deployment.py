@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
+    from poetmodel.export.migration import Migration
     from poetmodel.export.replay import Replay
     from poetmodel.export.step import LoweredStep, NamedTensor
     from poetmodel.plan import Plan
@@ -100,6 +101,8 @@ class Deployment:
     """The same to the loss, where it was asked for."""
     replay: Replay | None = None
     """The storage of samples for steps behind the frozen front, where it was asked for."""
+    migration: Migration | None = None
+    """What it takes over of the state of another step, where that was asked for."""
     prefix: str = "pm"
     """What all names of C begin with."""
     weights: WeightsFormat = WeightsFormat.C
@@ -302,7 +305,8 @@ class Deployment:
         if self.saves:
             return self._paged_bytes
         kept = generations * self._erased_bytes + self._best_bytes
-        return self._paged_bytes + kept + self.replay_bytes
+        own = self._paged_bytes + kept + self.replay_bytes
+        return own if self.migration is None else max(own, self.migration.source["stored_bytes"])
 
     @property
     def commit_bytes(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_profile
-from poetmodel.errors import BudgetError, InputError, VerificationError
+from poetmodel.errors import BudgetError, InputError, VerificationError, listed
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.deployment import (
     Deployment,
@@ -25,6 +25,7 @@ from poetmodel.export.deployment import (
 from poetmodel.export.flash import check_flash, program_sizes, smallest
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
+from poetmodel.export.migration import load_source, migration_of
 from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
+    from poetmodel.export.replay import Replay
     from poetmodel.export.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
@@ -82,6 +84,7 @@ class ExportKeywords(TypedDict, total=False):
     commit_every: int
     checksum: bool
     replay: int
+    migrate_from: str | Path | None
     byte_inputs: Mapping[str, str]
     prefix: str
     weights: WeightsFormat | str
@@ -111,6 +114,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer: bool = False,
     evaluate: bool = False,
     replay: int = 0,
+    migrate_from: str | Path | None = None,
     byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
@@ -168,6 +172,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         How many samples storage has room for, as the outputs of the frozen front and what else
         nodes behind it read: ``pm_keep_sample`` stores them, and ``pm_step_stored`` trains behind
         the front. 0: none.
+    migrate_from : str or Path, optional
+        The folder of an earlier export with commits, whose state ``pm_migrate`` takes over from
+        storage: tensors of equal names, shapes and types.
     byte_inputs : mapping
         Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
         ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
@@ -237,12 +244,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     check_values(step)
     step = with_byte_inputs(step, byte_inputs)
     commit = commit or commit_every > 1
-    if replay and board.is_volatile and not commit:
-        raise InputError(
-            f"replay: the storage of {board.name} forgets without power, and stored samples with "
-            "it; commit to its flash too, where samples lie then"
-        )
-    stored = replay_of(step, replay, GenerationLayout.on(board)) if replay else None
+    source = _migration_source(migrate_from, board, commit=commit)
+    stored = _sample_storage(step, replay, board, commit=commit)
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
     reserved = reserved_bytes(step, stack, stored)
@@ -275,7 +278,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if tile_bytes is not None:
         first = Weights.of(step)
         least_plan, no_addresses = smallest(step)
-        stored = replay_of(step, replay, GenerationLayout.on(board)) if replay else None
+        stored = _sample_storage(step, replay, board, commit=commit)
         deployment = replace(
             deployment,
             step=step,
@@ -321,7 +324,11 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     available = board.ram_bytes - reserved
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO, available_bytes=available)
     stored = stored and in_plan_order(stored, step, plan)
-    deployment = replace(deployment, plan=plan, arena=arena, result=result, replay=stored)
+    migration = None if source is None else migration_of(step, source)
+    deployment = replace(
+        deployment, plan=plan, arena=arena, result=result, replay=stored, migration=migration
+    )
+    _check_migration(deployment)
     if step.inference is not None:
         made = _forward_pass("inference", deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=made)
@@ -338,6 +345,46 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
+
+
+def _sample_storage(
+    step: LoweredStep, samples: int, device: Device, *, commit: bool
+) -> Replay | None:
+    """Return the storage of samples, None without any; raise if there is no place for them."""
+    if not samples:
+        return None
+    if device.is_volatile and not commit:
+        raise InputError(
+            f"replay: the storage of {device.name} forgets without power, and stored samples with "
+            "it; commit to its flash too, where samples lie then"
+        )
+    return replay_of(step, samples, GenerationLayout.on(device))
+
+
+def _migration_source(
+    folder: str | Path | None, device: Device, *, commit: bool
+) -> dict[str, Any] | None:
+    """Return how the folder wrote generations whose state is taken over, if one is named."""
+    if folder is None:
+        return None
+    source = load_source(folder)
+    if not commit or device.is_volatile or source["in_flash"]:
+        raise InputError(
+            "migrate_from: expected commits to the storage of the device, of both folders; give "
+            "commit, or copy state by name where storage forgets without power"
+        )
+    return source
+
+
+def _check_migration(deployment: Deployment) -> None:
+    """Raise if a step has state on storage that no generation has: it is written before them."""
+    graph = deployment.step.graph
+    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation}
+    if deployment.migration is not None and names - deployment.resident_names:
+        raise InputError(
+            f"migrate_from: {listed(sorted(names))} lies on storage, and no step replaces it, so "
+            "that it is in no generation; give more ram"
+        )
 
 
 def check_export(folder: Path, **options: Any) -> Device:

@@ -26,6 +26,7 @@ from poetmodel.export.kernels import (
     renamed,
     write_shared,
 )
+from poetmodel.export.migration import generation_of
 from poetmodel.export.packaging import command_block, folder_words
 from poetmodel.export.replay import instructions_of, rows_of, stored_arena_bytes
 from poetmodel.export.source import StepSource
@@ -199,6 +200,7 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
     needed = {
         "src/pm_commit.c": deployment.commit,
         "src/pm_replay.c": deployment.replay,
+        "src/pm_migrate.c": deployment.migration,
         "examples/Train/storage.c": deployment.uses_storage,
         "examples/Train/flash.c": deployment.saves,
     }
@@ -249,6 +251,7 @@ def manifest(
         "gradients": [_value(value) for value in step.gradients],
         **_evaluation(deployment),
         **_replay(deployment),
+        **_generation(deployment, source),
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
@@ -330,6 +333,23 @@ def _replay(deployment: Deployment) -> dict[str, Any]:
             },
         }
     }
+
+
+def _generation(deployment: Deployment, source: StepSource) -> dict[str, Any]:
+    """Return how generations lie on storage, and what the step takes over of another one's."""
+    if not deployment.generation:
+        return {}
+    ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
+    found: dict[str, Any] = {"generation": generation_of(deployment, **ids)}
+    migration = deployment.migration
+    if migration is not None:
+        found["migrates"] = {
+            "step_id": migration.source["step_id"],
+            "taken": list(migration.taken),
+            "anew": list(migration.anew),
+            "left": list(migration.left),
+        }
+    return found
 
 
 def _exactness(step: LoweredStep) -> dict[str, str]:

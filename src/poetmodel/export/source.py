@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
+    from poetmodel.export.migration import Piece
     from poetmodel.export.step import LoweredStep, NamedTensor, Weights
     from poetmodel.export.templates import Words
 
@@ -104,11 +105,12 @@ class StepSource:
             "COUNTS_CORRECT": deployment.counts_correct,
             "BEST": deployment.keeps_best,
             **self._replay_words(),
+            **self._migration_words(),
             "RANDOM": self._draws,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
-            "LAYOUT_ID": self._layout_id,
-            "INSTANCE_ID": sha256(deployment.prefix.encode()).hexdigest()[:8],
+            "LAYOUT_ID": self.layout_id,
+            "INSTANCE_ID": self.instance_id,
             "RECORD_BYTES": RECORD_BYTES if deployment.generation else 0,
             "SEAL_BYTES": SEAL_BYTES if deployment.generation else 0,
             "PADDING_BYTES": PADDING_BYTES,
@@ -133,8 +135,34 @@ class StepSource:
             "SAMPLE_ID": front_identity(self.step, replay.front)[:8],
         }
 
+    def _migration_words(self) -> Words:
+        """Return the words about the step whose state this one takes over."""
+        migration = self.deployment.migration
+        if migration is None:
+            return {"MIGRATES": False}
+        source = migration.source
+        return {
+            "MIGRATES": True,
+            "OLD_STEP_ID": source["step_id"],
+            "OLD_LAYOUT_ID": source["layout_id"],
+            "OLD_INSTANCE_ID": source["instance_id"],
+            "OLD_TENSORS": len(source["tensor_bytes"]),
+            "OLD_PAGE_SLOTS": source["page_slots"],
+            "OLD_STATE_SUMS": source["checksums"],
+            "OLD_STORED_BYTES": source["stored_bytes"],
+            "OLD_COMMIT_UNIT": source["commit_unit"],
+            "OLD_COMMIT_BLOCK": source["commit_block"],
+            "OLD_SHARED": source["shared"],
+            "MIGRATED_PIECES": len(migration.pieces),
+        }
+
     @property
-    def _layout_id(self) -> str:
+    def instance_id(self) -> str:
+        """What tells one copy of a step from another."""
+        return sha256(self.deployment.prefix.encode()).hexdigest()[:8]
+
+    @property
+    def layout_id(self) -> str:
         """What tells one order of the state of a generation from another."""
         return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
 
@@ -236,7 +264,21 @@ class StepSource:
             yield _table("const uint32_t pm_sample_parts[]", sizes)
             numbers = map(str, replay.front.inputs)
             yield _table("const uint32_t pm_sample_inputs[]", numbers, empty="0")
+        migration = self.deployment.migration
+        if migration is not None:
+            yield _table(
+                "const pm_migrated_t pm_migrated[]",
+                map(self._migrated, migration.pieces),
+            )
+            yield _table(
+                "const uint32_t pm_old_bytes[]", map(str, migration.source["tensor_bytes"])
+            )
         yield from self._gradients()
+
+    def _migrated(self, piece: Piece) -> str:
+        buffer = self._buffers.index(piece.buffer)
+        numbers = (buffer, piece.first, piece.count, piece.tensor, piece.offset)
+        return f"{{{', '.join(map(str, numbers))}}}"
 
     def _buffer(self, name: str) -> str:
         buffer = self.step.buffers[name]

@@ -199,7 +199,10 @@ static int pm_begin(int resume, uint32_t *done)
     *done = 0;
 #if PM_COMMIT
     if (resume) {
-        const int error = pm_resume();
+        int error = pm_resume();
+#if PM_MIGRATES
+        if (error == PM_ERROR_OTHER) error = pm_migrate();
+#endif
         *done = pm_steps;
         if (error == PM_RESUMED_OLDER) pm_complain("pm_run: the newest generation is damaged, and the one before was taken\n");
         return error == PM_RESUMED_OLDER ? PM_OK : error;

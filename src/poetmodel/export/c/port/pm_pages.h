@@ -347,6 +347,39 @@ int pm_page_wait(uint32_t slot)
     return slot >= pm_count(PM_SLOTS) ? PM_ERROR_SLOT : PM_OK;
 }
 
+#if PM_MIGRATES
+int pm_old_read(uint32_t address, void *to, uint32_t bytes)
+{
+    return pm_read(PM_PAGE_SLOTS, address, to, bytes);
+}
+
+int pm_old_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    return pm_write(PM_PAGE_SLOTS, address, from, bytes);
+}
+
+void pm_old_place(uint32_t place, uint32_t *begin, uint32_t *end)
+{
+    *begin = pm_generation_start(place);
+    *end = pm_generation_start(place) + pm_up(pm_rows_before(PM_SEAL_ROW + 1u), PM_COMMIT_BLOCK);
+}
+
+uint32_t pm_old_unit(void)
+{
+#ifdef PM_CHIP_UNIT
+    const uint32_t found = PM_CHIP_UNIT;
+    return found > PM_OLD_COMMIT_UNIT ? found : PM_OLD_COMMIT_UNIT;
+#else
+    return PM_OLD_COMMIT_UNIT;
+#endif
+}
+
+uint32_t pm_old_end(void)
+{
+    return PM_STORED_BYTES * (uint32_t)(sizeof(pm_real) / 4u);
+}
+#endif
+
 #if PM_REPLAY
 int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes)
 {

@@ -39,6 +39,7 @@ extern uint32_t pm_random_step; /* see kernels/pm_random.h */
 #if PM_COMMIT
 extern uint32_t pm_generation, pm_next;
 int pm_commit_clear(void);
+int pm_commit_clear_at(uint32_t place, uint32_t steps); /* the same, with the place of the next one */
 int pm_commit_begin(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
 int pm_commit(void);
 uint32_t pm_run_number(void); /* which pm_init the state goes back to */

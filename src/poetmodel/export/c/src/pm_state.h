@@ -111,6 +111,22 @@ int pm_run_nodes(uint32_t nodes);
     __attribute__((fallthrough));    \
     case (number)
 
+#if PM_MIGRATES
+/* Elements of a buffer that are taken over, from a tensor of the generation of another step. */
+typedef struct {
+    uint32_t buffer; /* in pm_buffers */
+    uint32_t first;  /* its first element there */
+    uint32_t count;
+    uint32_t tensor; /* in pm_old_bytes */
+    uint32_t offset; /* its first element there */
+} pm_migrated_t;
+extern const pm_migrated_t pm_migrated[];
+extern const uint32_t pm_old_bytes[]; /* of the tensors of such a generation, in the build for float */
+/* Puts what is taken over into elements of a buffer that have first values; nothing but in pm_migrate. */
+int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to);
+int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, in a place of its choice */
+#endif
+
 #if PM_COMMIT
 #if PM_BEST
 int pm_copy_state(int is_restored); /* from PM_OLD to PM_NEW; to where state lives too if it is restored */

@@ -73,6 +73,9 @@ void setup()
 @END SPI@
 @IF COMMIT@
     int error = pm_resume();                        /* after a restart: what the last commit left */
+@IF MIGRATES@
+    if (error == PM_ERROR_OTHER) error = pm_migrate(); /* the first start of this program: what the one before has left */
+@END MIGRATES@
     if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or the one before, where that is damaged */
     if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */
     /* PM_ERROR_OTHER: another program's state is there; pm_init would start anew over it */

@@ -43,6 +43,7 @@ extern "C" {
 #define PM_EVALUATES @EVALUATION@ /* whether it has pm_evaluate */
 #define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether that counts correct classes */
 #define PM_BEST @BEST@ /* whether the best generation is kept beside the others */
+#define PM_MIGRATES @MIGRATES@ /* whether it takes over the state of another step */
 #define PM_REPLAY @REPLAY@u /* samples that storage has room for */
 #define PM_RANDOM @RANDOM@ /* whether it draws random numbers */
 @IF ACCUMULATE@
@@ -145,6 +146,33 @@ extern "C" {
 #define PM_GROUPS 0u
 #define PM_REPLAY_BYTES 0u
 @END REPLAY@
+@IF MIGRATES@
+/* The step whose state pm_migrate takes over, and how it wrote storage, by the defaults of its build. */
+#define PM_OLD_STEP_ID 0x@OLD_STEP_ID@u
+#define PM_OLD_LAYOUT_ID 0x@OLD_LAYOUT_ID@u
+#define PM_OLD_TENSORS @OLD_TENSORS@u /* of a generation */
+#define PM_OLD_PAGE_SLOTS @OLD_PAGE_SLOTS@u
+#define PM_OLD_STATE_SUMS @OLD_STATE_SUMS@
+#define PM_OLD_STORED_BYTES @OLD_STORED_BYTES@u
+#define PM_MIGRATED_PIECES @MIGRATED_PIECES@u
+#ifndef PM_OLD_INSTANCE_ID
+#define PM_OLD_INSTANCE_ID 0x@OLD_INSTANCE_ID@u
+#endif
+#ifndef PM_OLD_COMMIT_UNIT
+#define PM_OLD_COMMIT_UNIT @OLD_COMMIT_UNIT@u
+#endif
+#ifndef PM_OLD_COMMIT_BLOCK
+#define PM_OLD_COMMIT_BLOCK @OLD_COMMIT_BLOCK@u
+#endif
+#ifndef PM_OLD_SHARED
+#define PM_OLD_SHARED @OLD_SHARED@u
+#endif
+#ifndef PM_STORED_BYTES
+#define PM_OWN_STORED_BYTES (PM_PAGES_BYTES + PM_COMMITTED_BYTES + PM_REPLAY_BYTES)
+#define PM_STORED_BYTES \
+    (PM_OWN_STORED_BYTES > PM_OLD_STORED_BYTES ? PM_OWN_STORED_BYTES : PM_OLD_STORED_BYTES)
+#endif
+@END MIGRATES@
 #ifndef PM_STORED_BYTES
 #define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES + PM_REPLAY_BYTES))
 #endif
@@ -194,6 +222,15 @@ int pm_write_state(int index, const pm_real *from);
    what it has is damaged. With any other error storage did not answer: nothing was changed, call
    again. In none of these cases storage was written. */
 int pm_resume(void);
+@IF MIGRATES@
+
+/* Where pm_resume returns PM_ERROR_OTHER: takes over the newest whole generation of the step with
+   PM_OLD_STEP_ID, tensors of equal names, shapes and types; the others begin with first values, and
+   pm_steps goes on. All or nothing, over power cuts too: until PM_OK (or PM_RESUMED_OLDER: the one
+   before was taken, as the newest one is damaged) storage has the old state whole. PM_ERROR_EMPTY:
+   there is none of that step; PM_ERROR_CHECKSUM: all of it is damaged. */
+int pm_migrate(void);
+@END MIGRATES@
 
 /* Between two steps: writes a generation where the last step did not (PM_COMMIT_EVERY), such as
    before power goes. Not after PM_TORN. With an error the generation before holds: call again. */
