@@ -264,10 +264,11 @@ def export(
             device=board,
         )
     if wanted.target == ExportTarget.STEP:
+        from poetmodel.export.codes import with_codes
         from poetmodel.export.io import save_step
         from poetmodel.export.tables import with_byte_inputs
 
-        save_step(with_byte_inputs(step, given["byte_inputs"]), wanted.out)
+        save_step(with_codes(with_byte_inputs(step, given["byte_inputs"])), wanted.out)
         print_written(wanted.out)
         return
     from poetmodel.export.exporting import export_step

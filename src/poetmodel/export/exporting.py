@@ -14,6 +14,7 @@ from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError, listed
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
+from poetmodel.export.codes import with_codes
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
@@ -242,7 +243,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         evaluation=step.evaluation if evaluate else None,
     )
     check_values(step)
-    step = with_byte_inputs(step, byte_inputs)
+    step = with_codes(with_byte_inputs(step, byte_inputs))
     commit = commit or commit_every > 1
     source = _migration_source(migrate_from, board, commit=commit)
     stored = _sample_storage(step, replay, board, commit=commit)
