@@ -264,6 +264,8 @@ class Study:
     """How long a run may take beyond its limit [s]."""
     key_of: Callable[[Record], Any] = lambda record: run_key(record["cell"])
     """Returns what identifies the run of a record."""
+    summarize: Callable[[Iterable[Record]], str] | None = None
+    """Returns what is printed at the end about all records."""
 
     def defaults(self) -> dict[str, Any]:
         """Return all settings with their defaults; `REQUIRED` ones have none."""
@@ -336,7 +338,10 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
     store = RecordFile(options.out, study.key_of)
     try:
         with opened(study, options) as (pool, width):
-            return run_all(runs[part], study, store, pool, settings, width)
+            status = run_all(runs[part], study, store, pool, settings, width)
+            if status == 0 and study.summarize is not None:
+                sys.stdout.write(f"{study.summarize(store.records())}\n")
+            return status
     except WorkersLostError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -26,6 +26,7 @@ STUDIES: Final = {
     "fused": "pytorch.compare:FUSED",
     "library": "pytorch.compare:LIBRARY",
     "coverage": "pytorch.coverage:STUDY",
+    "processes": "pytorch.processes:STUDY",
 }
 """Where each study is. Those from ``mcu`` on need PyTorch."""
 

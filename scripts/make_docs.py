@@ -2,9 +2,9 @@
 
 ``docs/concepts/formulations.md`` lists the components of each formulation, and the site's reference
 has them in full; ``docs/baselines.md`` has the methods of earlier work,
-``docs/reference/cli.md`` the back ends. ``python
-scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes nothing and exits 1 if a
-page is not current.
+``docs/reference/cli.md`` the back ends, ``docs/guides/import.md`` the operators of ONNX that are
+refused (written where PyTorch and onnx are installed). ``python scripts/make_docs.py`` rewrites
+the generated blocks; ``--check`` writes nothing and exits 1 if a page is not current.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import inspect
 import re
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from blocks import main_of, replace_block, table
 from poetmodel.backends.registry import backend_class, backend_names
@@ -40,6 +41,9 @@ METHODS_PAGE: Final = DOCS / "baselines.md"
 
 COMMANDS_PAGE: Final = DOCS / "reference" / "cli.md"
 """The page with the table of back ends."""
+
+IMPORT_PAGE: Final = DOCS / "guides" / "import.md"
+"""The page with what is refused of ONNX."""
 
 FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
 """In the order of the page."""
@@ -134,6 +138,29 @@ def _abilities(able: Capabilities) -> tuple[str, ...]:
     return (_word(able.starts), _word(able.callbacks), _word(able.threads), licence)
 
 
+def import_page(text: str) -> str:
+    """Return the page of imports with what is refused of ONNX, of the opsets that are read."""
+    from onnx import defs
+
+    from poetmodel.torch.onnx.module import KNOWN
+    from poetmodel.torch.onnx.operators import OPERATORS
+    from poetmodel.torch.onnx.reading import OPSETS
+
+    newest: dict[str, Any] = {}
+    for schema in sorted(defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+        if not schema.domain and schema.since_version <= OPSETS[1]:
+            newest[schema.name] = schema
+    unknown = [name for name, s in newest.items() if not s.deprecated and name not in KNOWN]
+    rows = []
+    for name, known in sorted(OPERATORS.items()):
+        further = "outputs after the first" if known.first_output_only else ""
+        if known.refuses or further:
+            rows.append((f"`{name}`", "; ".join(filter(None, (known.refuses, further)))))
+    names = ", ".join(f"`{name}`" for name in sorted(unknown))
+    content = f"{table(('operator', 'refused'), rows)}\n\nNot known: {names}."
+    return replace_block(text, "onnx", content)
+
+
 def _word(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
@@ -153,6 +180,8 @@ def _told(entry: Method) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the pages; return the exit status."""
     pages = {PAGE: page, METHODS_PAGE: methods_page, COMMANDS_PAGE: backends_page}
+    if find_spec("torch") and find_spec("onnx"):
+        pages[IMPORT_PAGE] = import_page
 
     def current() -> dict[Path, str]:
         return {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()}

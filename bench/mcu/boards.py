@@ -24,12 +24,12 @@ from poetmodel.export.board import (
     run,
 )
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import export_step, in_tiles
-from poetmodel.export.step import Weights
-from poetmodel.export.tiles import AUTO, NO_TILES
+from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.lowered.step import Weights
 from poetmodel.result import Status
 from poetmodel.sweeps.measurement import FAILED
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mcu.networks import Training
     from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.problem import Problem
     from poetmodel.sweeps.measurement import Record
 
@@ -78,7 +78,7 @@ TIGHT: Final = (
 """Networks that are held against less RAM, or against one board alone."""
 SOLVE_S: Final = 20.0
 """Limit of each solve [s]."""
-TILES: Final = (NO_TILES, AUTO, "32KiB", "8KiB")
+TILES: Final = ("none", "auto", "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
 """The RAM of the emulated boards, in which everything is kept."""
@@ -245,7 +245,7 @@ def _exported(
     for tile, commit in ways:
         begun = time.perf_counter()
         outcome: dict[str, Any] = {"commit": commit, "answer": NO, "reason": ""}
-        outcome["tile"] = None if tile == NO_TILES else tile
+        outcome["tile"] = None if tile == "none" else tile
         options |= {"tile": tile, "commit": commit}
         deployment, ended = None, False
         try:
@@ -262,7 +262,7 @@ def _exported(
             outcome["reason"] = str(error)
             ended = not in_place  # smaller tiles take more code
         except BudgetError as error:
-            found = step if tile == AUTO else in_tiles(step, tile)
+            found = step if tile == "auto" else in_tiles(step, tile)
             outcome |= {"reason": str(error), **_largest(found, wanted.board)}
         except NoScheduleError as error:
             reason = _homeless(step, error.result.problem)

@@ -33,11 +33,12 @@ from mcu.instructions import TOO_LARGE, Functions, every_loss, planes
 from mcu.networks import NETWORKS
 from poetmodel.device.io import load_device
 from poetmodel.errors import PoetModelError
-from poetmodel.export import kernels as our
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import TABLE, repeated, table_bytes
+from poetmodel.export.kernels import prototypes
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import Weights
+from poetmodel.lowered import kernels as our
+from poetmodel.lowered.step import Weights
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 COMPILER: Final = "arm-none-eabi-gcc"
 FLAGS: Final = (
@@ -99,7 +100,7 @@ def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     kernels: dict[str, Any] = {}
     library: dict[str, int] = {}
     names = sorted(our.kernel_names())
-    header = our.prototypes({name: our.kernel_source(name) for name in names})
+    header = prototypes({name: our.kernel_source(name) for name in names})
     (folder / "pm_kernels.h").write_text(header, encoding="utf-8")
     random = folder / "random.c"
     step = "#include <stdint.h>\nextern uint32_t pm_random_step;\nuint32_t pm_random_step;\n"

@@ -26,11 +26,11 @@ from poetmodel import torch as pmt
 from poetmodel.device.io import load_device
 from poetmodel.export.board import Target, ToolchainError, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.exporting import export_step, in_tiles
-from poetmodel.export.step import Weights
-from poetmodel.export.tiles import NO_TILES
+from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
+from poetmodel.lowered.step import Weights
 from poetmodel.sweeps.measurement import FAILED
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from mcu.networks import Training
     from poetmodel.device import Device
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.sweeps.measurement import Record
 
 KIND: Final = "int8 front"
@@ -194,7 +194,7 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
     """Return what the program that keeps everything takes and does, on two cores."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options: dict[str, Any] = {"paging": False, "recompute": False, "tile": NO_TILES}
+        options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
         deployment = export_step(step, folder, device=_roomy(), ram=ROOMY, **options)
         arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
         raw = b"".join(x.contiguous().numpy().tobytes() for x in arrays)

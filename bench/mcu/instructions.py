@@ -1,6 +1,6 @@
 """Fill the table of instructions that estimates of exported steps take: which an emulator counts.
 
-``python -m mcu.instructions`` in ``bench`` writes ``src/poetmodel/export/instructions.json``, in
+``python -m mcu.instructions`` in ``bench`` writes ``src/poetmodel/lowered/instructions.json``, in
 minutes; with ``--new`` it adds the kernels that this lacks. Needs PyTorch, GCC for Arm and QEMU.
 """
 
@@ -23,19 +23,19 @@ from scipy.optimize import nnls
 from torch import nn
 from torch.nn import functional
 
-import poetmodel.export
+import poetmodel.lowered
 from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square
 from poetmodel.device.io import load_device
-from poetmodel.export.exporting import in_tiles
-from poetmodel.export.instructions import OTHER, TABLE, computing, counted
 from poetmodel.export.measuring import emulated_profile
+from poetmodel.lowered.instructions import OTHER, TABLE, computing, counted
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 DEVICE: Final = replace(load_device("nrf52840"), flash=None)
 TOO_LARGE: Final = "mobilenetv2-035"
@@ -253,7 +253,7 @@ def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str,
 def main(arguments: Sequence[str] | None = None) -> int:
     """Count, fit and write; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(poetmodel.export.__file__).parent / TABLE
+    default = Path(poetmodel.lowered.__file__).parent / TABLE
     parser.add_argument("--out", type=Path, default=default)
     parser.add_argument("--new", action="store_true", help="rows that the table has stay")
     options = parser.parse_args(arguments)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.export.kernels import parameter_names
-from poetmodel.export.step import (
+from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.kernels import parameter_names
+from poetmodel.lowered.step import (
     Buffer,
     Call,
     ConvolutionSizes,
@@ -20,12 +21,11 @@ from poetmodel.export.step import (
     NamedTensor,
     Ref,
 )
-from poetmodel.graph import Graph, Node, Phase, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.export.step import Argument
+    from poetmodel.lowered.step import Argument
 
 INT8: Final = (-128, 127)
 """The limits of int8."""

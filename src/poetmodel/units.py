@@ -127,6 +127,12 @@ def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) 
         return int(size)
 
 
+def parse_share(value: str | int) -> Fraction | None:
+    """Return the fraction that a percentage states: 1/2 for ``50%``; None for another size."""
+    number, unit = _read(value, _SIZE)
+    return number / 100 if unit == "%" else None
+
+
 def parse_time(value: str | float, *, field: str, whole_s: float | None = None) -> float:
     """Turn a time into seconds: ``20ms``, ``10min``, ``110%`` of `whole_s`, or seconds."""
     return _parse_real(value, _TIME, field=field, whole=whole_s)

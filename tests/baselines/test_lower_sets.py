@@ -9,10 +9,10 @@ from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances, random_training_graph, seeded
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import run
-from poetmodel.baselines.engine import begin_of_backward, droppable
 from poetmodel.baselines.lower_sets import LowerSets, lower_sets
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
+from poetmodel.heuristics.execution import begin_of_backward, droppable
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
 

@@ -17,7 +17,6 @@ from poetmodel.baselines import METHODS, run
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.checkpointing import rotor
 from poetmodel.baselines.dtr import HEURISTICS, dtr, dtr_paging
-from poetmodel.baselines.engine import begin_of_backward, droppable
 from poetmodel.baselines.paging import lru_paging, offload_all
 from poetmodel.baselines.pofo import pofo
 from poetmodel.baselines.saved_sets import (
@@ -32,6 +31,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import mlp
+from poetmodel.heuristics.execution import begin_of_backward, droppable
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.schedule import check_schedule, checkpoint_all, simulate

@@ -12,11 +12,12 @@ from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, own, run
 from poetmodel.baselines import running as home
-from poetmodel.baselines.engine import Execution, cheapest, fitted, last_resort, overwrites
+from poetmodel.baselines.engine import cheapest, fitted
 from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
 from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
+from poetmodel.heuristics.execution import Execution, last_resort, overwrites
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination

@@ -129,10 +129,37 @@ def test_measurement_is_plain_data_and_ends_where_the_solve_ended():
 # -- two states of the code ------------------------------------------------------------------------
 def test_both_states_solve_each_instance_in_turns():
     """One right after the other, and which one is first changes."""
-    found = list(against.runs(2))
+    found = list(against.runs(2, "drawn"))
     assert len({run.key for run in found}) == len(found) == 4 * len(against.SAMPLE)
     assert [run.code for run in found[:4]] == ["before", "here", "here", "before"]
     assert len({run.instance for run in found[:4]}) == 1
+    assert len({run.instance for run in against.runs(1)}) == 36
+    with pytest.raises(InputError, match="sample: expected one of pinned, drawn"):
+        list(against.runs(1, "other"))
+
+
+def test_states_are_compared_by_answers_and_median_times():
+    """A value that differs is named; of times the ratio of medians counts, if all are proved."""
+
+    def solved(instance, code, turn, cpu_s, value, status="optimal"):
+        run = against.CodeRun(instance=instance, code=code, turn=turn)
+        facts = {"cpu_s": cpu_s, "objective_value": value, "status": status}
+        return {"cell": run.to_dict(), **facts}
+
+    first, second, third, half = against.pinned()[:4]
+    found = against.compare(
+        [
+            *(solved(first, "before", turn, cpu_s, 1.0) for turn, cpu_s in enumerate((1, 1, 9))),
+            *(solved(first, "here", turn, cpu_s, 1.0) for turn, cpu_s in enumerate((2, 7, 2))),
+            *(solved(second, code, 0, 3.0, value) for code, value in (("here", 2), ("before", 1))),
+            *(solved(third, code, 0, 60.0, 1.0, "feasible") for code in ("here", "before")),
+            solved(half, "here", 0, 1.0, 1.0),
+        ]
+    )
+    assert found.different == (second.name,)
+    assert found.ratios == {first.name: 2.0, second.name: 1.0}
+    assert found.mean_ratio == pytest.approx(2**0.5)
+    assert "answers that differ: 1" in found.text()
 
 
 # -- every method ----------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from kit.programs import needs
 from poetmodel.cli.explore import starting
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.export.board import Target, build, run
-from poetmodel.export.io import save_step
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import Variant
+from poetmodel.lowered.io import save_step
 from poetmodel.sweeps.runs import grid
 
 BOARD = ("--device", "nrf52840")

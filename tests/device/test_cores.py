@@ -10,7 +10,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.cores import CORES, WITHOUT_WAITS, find_core
 from poetmodel.device.io import load_device
 from poetmodel.errors import DeviceError
-from poetmodel.export.io import load_step
+from poetmodel.lowered.io import load_step
 
 M4 = "0.79 instructions a cycle at 64 MHz"
 LABEL = "estimated: cycles of the core, without waits for memory"

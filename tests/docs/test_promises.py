@@ -26,7 +26,7 @@ FILES = {
     "poetmodel-graph": "graph/io.py",
     "poetmodel-schedule": "schedule/relations.py",
     "poetmodel-plan": "plan/program.py",
-    "poetmodel-step": "export/io.py",
+    "poetmodel-step": "lowered/io.py",
     "poetmodel-export": "export/folder.py",
 }
 """The module that states the newest version of each format."""

@@ -15,7 +15,7 @@ from kit.nor_flash import over_nor
 from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
-from poetmodel.export.io import load_step, save_step
+from poetmodel.lowered.io import load_step, save_step
 from poetmodel.torch.lowering.step import lower
 
 COUNT = "accumulated_batches"

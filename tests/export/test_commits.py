@@ -22,7 +22,7 @@ from poetmodel.errors import BudgetError, InputError, NoScheduleError
 from poetmodel.export.board import Target, ToolchainError
 from poetmodel.export.deployment import Deployment
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
+from poetmodel.lowered.io import load_step
 
 
 def paged(name):

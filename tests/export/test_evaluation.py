@@ -17,9 +17,9 @@ from kit.traced_models import Through
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step, save_step
 from poetmodel.export.state import read_state, state_tensors
-from poetmodel.export.tiles import tiled
+from poetmodel.lowered.io import load_step, save_step
+from poetmodel.tiling.tiles import tiled
 from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 

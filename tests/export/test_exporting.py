@@ -15,7 +15,7 @@ from poetmodel.device.io import device_names, load_device
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, build
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step, save_step
+from poetmodel.lowered.io import load_step, save_step
 from poetmodel.torch import trace
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.exporting import export

@@ -17,9 +17,10 @@ from kit.traced_models import Through
 from kit.worked import state, update
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
-from poetmodel.export.exporting import export_step, in_tiles
-from poetmodel.export.io import load_step
-from poetmodel.export.step import (
+from poetmodel.export.exporting import export_step
+from poetmodel.graph import Graph, Tensor
+from poetmodel.lowered.io import load_step
+from poetmodel.lowered.step import (
     Buffer,
     Call,
     DataType,
@@ -28,7 +29,7 @@ from poetmodel.export.step import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.graph import Graph, Tensor
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.exporting import export
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower

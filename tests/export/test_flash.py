@@ -18,10 +18,10 @@ from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import code_bytes, flash_warning, repeated, table, table_bytes
 from poetmodel.export.folder import summary
-from poetmodel.export.io import load_step
-from poetmodel.export.kernels import kernel_names
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import Weights
+from poetmodel.lowered.io import load_step
+from poetmodel.lowered.kernels import kernel_names
+from poetmodel.lowered.step import Weights
 
 PLANS = {
     "kept": {"ram": "100%"},

@@ -12,7 +12,7 @@ from kit.programs import needs
 from kit.shared_objects import build
 from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, run
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
+from poetmodel.lowered.io import load_step
 
 PLANS = {
     "paged": {"ram": "90%", "recompute": False},

@@ -11,11 +11,12 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.quantized_networks import converted, float_front, images
-from poetmodel.export.exporting import export_step, in_tiles
+from poetmodel.export.exporting import export_step
 from poetmodel.export.identity import step_identity
-from poetmodel.export.io import load_step, save_step
-from poetmodel.export.step import Buffer, DataType
-from poetmodel.export.tables import with_byte_inputs
+from poetmodel.lowered.io import load_step, save_step
+from poetmodel.lowered.step import Buffer, DataType
+from poetmodel.lowered.tables import with_byte_inputs
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 

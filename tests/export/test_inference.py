@@ -21,10 +21,10 @@ from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step, save_step
-from poetmodel.export.step import Ref
-from poetmodel.export.tiles import tiled
 from poetmodel.graph import floor
+from poetmodel.lowered.io import load_step, save_step
+from poetmodel.lowered.step import Ref
+from poetmodel.tiling.tiles import tiled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower

@@ -13,9 +13,9 @@ from kit.kernel_calls import check, kernels
 from kit.programs import needs
 from kit.rotation import parts
 from kit.traced_models import Through
-from poetmodel.export import fusing
 from poetmodel.export.board import Target
-from poetmodel.export.fusing import FUSED, parted
+from poetmodel.lowered import fusing
+from poetmodel.lowered.fusing import FUSED, parted
 from poetmodel.torch.lowering.step import lower
 
 aten = torch.ops.aten

@@ -13,14 +13,15 @@ from mcu.quantized import INT8, WAYS, Layers, mobilenet_front, square
 from poetmodel.errors import InputError
 from poetmodel.export import board
 from poetmodel.export.board import Target
-from poetmodel.export.exporting import export_step, in_tiles
+from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import code_bytes, table_bytes
-from poetmodel.export.instructions import call_instructions, counted
-from poetmodel.export.io import load_step, save_step
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import ALIGNMENT, ConvolutionSizes, DataType, Weights
 from poetmodel.graph import Graph
+from poetmodel.lowered.instructions import call_instructions, counted
+from poetmodel.lowered.io import load_step, save_step
+from poetmodel.lowered.step import ALIGNMENT, ConvolutionSizes, DataType, Weights
+from poetmodel.tiling.choice import in_tiles
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
 POOLS = ("pm_q8_average", "pm_q8_maximum")

@@ -17,10 +17,11 @@ from kit.shared_objects import build, flags_of
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
-from poetmodel.export.kernels import SOURCES as KERNELS
-from poetmodel.export.kernels import kernel_names, kernel_source, prototypes
+from poetmodel.export.kernels import prototypes
 from poetmodel.export.state import state_tensors
+from poetmodel.lowered.io import load_step
+from poetmodel.lowered.kernels import SOURCES as KERNELS
+from poetmodel.lowered.kernels import kernel_names, kernel_source
 
 CONVERSIONS = ("-Wconversion", "-Wsign-conversion")
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", *CONVERSIONS, "-Wmissing-prototypes", "-Werror")

@@ -12,8 +12,8 @@ from kit.kernel_calls import executed, kernels
 from kit.networks import trainings
 from kit.random_masks import kept
 from kit.traced_models import Through
-from poetmodel.export.step import DataType
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.lowered.step import DataType
 from poetmodel.planner import make_plan
 from poetmodel.torch.lowering.step import lower
 

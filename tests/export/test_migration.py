@@ -10,7 +10,7 @@ from kit.programs import done, needs
 from kit.rotation import parts, rotating
 from poetmodel.errors import InputError
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
+from poetmodel.lowered.io import load_step
 
 CUTS = 900
 PARTS = 8

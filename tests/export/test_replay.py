@@ -15,8 +15,8 @@ from poetmodel.device import Device
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
 from poetmodel.export.replay import find_front
+from poetmodel.lowered.io import load_step
 
 SAMPLES = 6
 PLANS = {

@@ -7,7 +7,7 @@ from kit.nor_flash import C
 from kit.programs import done, needs
 from kit.rotation import quick, rotating
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
+from poetmodel.lowered.io import load_step
 
 PAGE, EMPTY, OTHER = 2, 8, 16
 PLAN = {"ram": "90%", "commit": True, "gap": 0.5}

@@ -7,7 +7,7 @@ import pytest
 from kit.digits import digit_batches, exporter, ran
 from kit.programs import needs
 from poetmodel.export.board import Target
-from poetmodel.export.kernels import SOURCES
+from poetmodel.lowered.kernels import SOURCES
 
 LOOP = "PM_UNROLL(4)\nfor (int k = 0; k < 8; k++) { x(k); }"
 OTHERS = ("__clang__", "__INTEL_COMPILER")

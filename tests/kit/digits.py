@@ -15,8 +15,9 @@ from kit.worked import state, update
 from poetmodel.export import board
 from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
-from poetmodel.export.step import (
+from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.io import load_step
+from poetmodel.lowered.step import (
     Buffer,
     Call,
     DataType,
@@ -25,7 +26,6 @@ from poetmodel.export.step import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.graph import Graph, Node, Phase, Tensor
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 

@@ -14,11 +14,11 @@ from kit.programs import needs
 from kit.shared_objects import build
 from poetmodel.device.io import load_device
 from poetmodel.export.board import Target, run
-from poetmodel.export.deployment import alignment_on, reserved_bytes, stack_bytes
+from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.export.exporting import DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.solver.fitting import aligned_graph
+from poetmodel.plan.arena import aligned_graph, alignment_on
 from poetmodel.torch.lowering.step import lower
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW

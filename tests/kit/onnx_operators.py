@@ -121,6 +121,10 @@ def _recurrent(name, gates, *, since=OLDEST, **more):
     if name == "LSTM":
         inputs.append(normal(ways, 2, 3))
         outputs = 3
+        if more.pop("peepholes", False):
+            state[7] = normal(ways, 9)
+    if more.get("layout"):
+        inputs = [x if x is None else x.swapaxes(0, 1) for x in inputs]
     attributes = {"hidden_size": 3, **more}
     return Case(name, tuple(inputs), state, attributes, (since, NEWEST), outputs)
 
@@ -201,7 +205,10 @@ _NAMED = (
     _case("ReduceMax, truth", truth(3, 4), held={1: whole(1)}, since=20),
     _case("ArgMax", _ROWS, axis=1, keepdims=0),
     _case("ArgMin", _ROWS, axis=-1),
+    _case("ArgMin, last", np.round(_ROWS), axis=-1, select_last_index=1),
     _case("CumSum", _ROWS, held={1: np.array(1)}),
+    _case("CumSum, exclusive", _ROWS, held={1: np.array(0)}, exclusive=1),
+    _case("CumSum, reverse", _ROWS, held={1: np.array(-1)}, exclusive=1, reverse=1),
     _case("TopK", _ROWS, held={1: whole(2)}, outputs=2),
     _case("TopK, least", _ROWS, held={1: whole(3)}, outputs=2, largest=0, axis=0),
     _case("MatMul", normal(2, 3, 4), normal(4, 5)),
@@ -320,6 +327,20 @@ _NAMED = (
         strides=(2, 2),
         pads=(0, 1, 1, 2),
     ),
+    _case(
+        "ConvTranspose, same",
+        _SMALL,
+        held={1: normal(3, 2, 3, 2), 2: normal(2)},
+        strides=(2, 1),
+        auto_pad="SAME_UPPER",
+    ),
+    _case(
+        "ConvTranspose, a length",
+        _SMALL,
+        held={1: normal(3, 2, 3, 3), 2: normal(2)},
+        strides=(3, 2),
+        output_shape=(16, 14),
+    ),
     _case("MaxPool", _IMAGE, kernel_shape=(2, 2), strides=(2, 2)),
     _case("MaxPool, uneven", _IMAGE, kernel_shape=(3, 2), pads=(0, 1, 2, 0), strides=(2, 1)),
     _case("MaxPool, ceil", _IMAGE, kernel_shape=(2, 2), strides=(2, 4), ceil_mode=1),
@@ -331,6 +352,17 @@ _NAMED = (
         "AveragePool, counted", _IMAGE, kernel_shape=(3, 3), pads=(0, 1, 1, 2), count_include_pad=1
     ),
     _case("AveragePool, ceil", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
+    _case(
+        "AveragePool, dilations",
+        _IMAGE,
+        kernel_shape=(2, 2),
+        dilations=(2, 3),
+        since=19,
+        pads=(0, 1, 1, 0),
+        count_include_pad=1,
+    ),
+    _case("LpPool", _IMAGE, kernel_shape=(2, 2), p=2, strides=(2, 2)),
+    _case("LpPool, cubes", _IMAGE, kernel_shape=(2, 3), p=3, dilations=(1, 2), since=18),
     _case("GlobalAveragePool", _IMAGE),
     _case("GlobalMaxPool", _IMAGE),
     (
@@ -338,7 +370,19 @@ _NAMED = (
         _resize("nearest", "asymmetric", scales=(1, 1, 2, 2), nearest_mode="floor"),
     ),
     ("Resize, nearest, by halves", _resize("nearest", "half_pixel", scales=(1, 1, 2, 3))),
+    ("Resize, nearest, cut", _resize("nearest", "half_pixel", scales=(1, 1, 2, 1.7))),
+    (
+        "Resize, nearest, up",
+        _resize("nearest", "half_pixel", (1, 2, 7, 3), nearest_mode="round_prefer_ceil"),
+    ),
+    (
+        "Resize, nearest, corners",
+        _resize("nearest", "align_corners", (1, 2, 7, 3), nearest_mode="ceil"),
+    ),
     ("Resize, linear", _resize("linear", "half_pixel", scales=(1, 1, 2, 3))),
+    ("Resize, linear, asymmetric", _resize("linear", "asymmetric", scales=(1, 1, 2, 2))),
+    ("Resize, linear, cut", _resize("linear", "half_pixel", scales=(1, 1, 1.3, 0.6))),
+    ("Resize, cubic, cut", _resize("cubic", "asymmetric", scales=(1, 1, 0.8, 0.8))),
     ("Resize, linear, PyTorch", _resize("linear", "pytorch_half_pixel", (1, 2, 8, 10))),
     ("Resize, linear, corners", _resize("linear", "align_corners", (1, 2, 7, 10))),
     ("Resize, cubic", _resize("cubic", "half_pixel", (1, 2, 8, 10))),
@@ -365,13 +409,20 @@ _NAMED = (
         num_groups=2,
     ),
     _case("GroupNormalization", _IMAGE, held={1: normal(4), 2: normal(4)}, since=21, num_groups=2),
+    _case("MeanVarianceNormalization", _IMAGE),
+    _case("LpNormalization", _ROWS, axis=0),
+    _case("LpNormalization, sums", positive(3, 4), p=1),
     _case("LRN", normal(4, 4, 3, 2), size=3, alpha=0.5, beta=0.5, bias=1.5),
     # -- recurrent
     ("RNN", _recurrent("RNN", 1)),
-    ("GRU", _recurrent("GRU", 3, linear_before_reset=1)),
+    ("GRU", _recurrent("GRU", 3)),
+    ("GRU, linear first", _recurrent("GRU", 3, linear_before_reset=1)),
+    ("GRU, batch first", _recurrent("GRU", 3, layout=1, since=14)),
     ("LSTM", _recurrent("LSTM", 4)),
     ("GRU, two ways", _recurrent("GRU", 3, linear_before_reset=1, direction="bidirectional")),
     ("LSTM, two ways", _recurrent("LSTM", 4, direction="bidirectional")),
+    ("LSTM, peepholes", _recurrent("LSTM", 4, peepholes=True)),
+    ("LSTM, batch first", _recurrent("LSTM", 4, layout=1, since=14, direction="bidirectional")),
     ("RNN, backward", _recurrent("RNN", 1, direction="reverse")),
 )
 CASES = dict(_NAMED)

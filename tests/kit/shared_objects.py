@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from poetmodel.export import board
 
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
@@ -39,6 +41,13 @@ class Store:
 
 
 STORE = Store()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def share_compiled_files(tmp_path_factory, request):
+    """Let all workers of a run take what one of them has compiled."""
+    base = tmp_path_factory.getbasetemp()
+    STORE.folder = (base.parent if hasattr(request.config, "workerinput") else base) / "compiled"
 
 
 def digest(*parts):

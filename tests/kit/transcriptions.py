@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf
 
-from poetmodel.baselines.engine import Execution
 from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.heuristics.execution import Execution
 from poetmodel.schedule.instructions import Instruction, Op
 
 

@@ -29,6 +29,9 @@ VIOLATIONS = {
     "report imports torch": ("report/forbidden.py", "import poetmodel.torch.compilation"),
     "capturing imports runtime": ("torch/capturing/forbidden.py", "import poetmodel.torch.runtime"),
     "planner imports backends": ("planner/forbidden.py", "import poetmodel.backends"),
+    "tiles import the exporter": ("tiling/forbidden.py", "import poetmodel.export.flash"),
+    "choosing imports the exporter": ("choosing/forbidden.py", "import poetmodel.export.folder"),
+    "dynamo imports a baseline": ("torch/dynamo/forbidden.py", "import poetmodel.baselines.dtr"),
 }
 
 
@@ -101,7 +104,7 @@ def test_import_is_light(statement):
 TESTS = Path(__file__).resolve().parents[1]
 ALSO = {
     "torch/": ("pytorch",),
-    "torch/lowering": ("choosing", "export"),
+    "torch/lowering": ("choosing", "export", "lowered", "tiling"),
     "torch/step": ("export/test_kernels_updates.py",),
     "graph/zoo/state": ("cli/test_lists.py",),
     "solver/sensitivity/explanation": ("cli/test_solve.py",),
@@ -177,6 +180,29 @@ def test_what_lies_inside_a_sub_package_is_imported_by_its_tests_and_the_kit():
 def test_an_import_from_elsewhere_is_noticed(file, text, wrong):
     """Whichever way a program words it; a package itself is everybody's."""
     assert faults(file, text) == wrong
+
+
+# -- one meaning of a text -------------------------------------------------------------------------
+def sizes_parsed(text):
+    """Return the fields of budgets and tiles whose sizes a program parses by itself."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    fields = {
+        argument.value.value
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == "parse_size"
+        for argument in call.keywords
+        if argument.arg == "field" and isinstance(argument.value, ast.Constant)
+    }
+    return fields & {"ram", "tile"}
+
+
+def test_one_module_says_what_budgets_and_tiles_mean():
+    """Whoever takes a budget or a size of tiles asks `poetmodel.budgets`."""
+    package = ROOT / "src" / "poetmodel"
+    files = {path: sizes_parsed(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
+    parsing = [path.relative_to(package).as_posix() for path, fields in files.items() if fields]
+    assert parsing == ["budgets.py"]
+    assert sizes_parsed('parse_size(given, field="ram", whole_bytes=8)') == {"ram"}
 
 
 # -- the map of the architecture -------------------------------------------------------------------

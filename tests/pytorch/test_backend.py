@@ -390,7 +390,7 @@ def test_pages_come_back_as_they_went(least, tmp_path, monkeypatch):
         del first, second
     assert same(*gradients)
     trained(model, step, case.batch)
-    assert size <= file.stat().st_size <= 2 * size
+    assert size <= file.stat().st_size <= 3 * size  # the second call saves less in RAM
     del model, own, run, step, back
     torch._dynamo.reset()
     gc.collect()

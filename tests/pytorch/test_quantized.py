@@ -23,8 +23,8 @@ from kit.quantized_networks import (  # noqa: E402
 )
 from mcu.fronts import steps_apart  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
-from poetmodel.export.io import save_step  # noqa: E402
-from poetmodel.export.step import DataType  # noqa: E402
+from poetmodel.lowered.io import save_step  # noqa: E402
+from poetmodel.lowered.step import DataType  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.int8.reading import with_fronts  # noqa: E402
 from poetmodel.torch.lowering.inference import with_inference  # noqa: E402

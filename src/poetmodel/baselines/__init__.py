@@ -12,7 +12,7 @@ from poetmodel.baselines.registry import METHODS, Aware, Method, StateHomes, met
 
 if TYPE_CHECKING:
     from poetmodel.baselines.running import run
-    from poetmodel.baselines.saved_sets import recompute_once
+    from poetmodel.heuristics.execution import recompute_once
 
 __all__ = [
     "METHODS",
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name == "recompute_once":
-        from poetmodel.baselines.saved_sets import recompute_once
+        from poetmodel.heuristics.execution import recompute_once
 
         return recompute_once
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

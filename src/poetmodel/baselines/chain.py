@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.baselines.engine import (
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Graph, Phase, articulation_points
+from poetmodel.heuristics.execution import (
     FORWARD,
     begin_of_backward,
     droppable,
     last_forward_uses,
     retain,
 )
-from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import Graph, Phase, articulation_points
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

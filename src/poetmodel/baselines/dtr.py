@@ -8,16 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.engine import (
-    Execution,
-    StagedExecution,
-    fitted,
-    last_needs,
-)
+from poetmodel.baselines.engine import fitted
 from poetmodel.baselines.homes import all_in_ram, best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
+from poetmodel.heuristics.execution import Execution, StagedExecution, last_needs
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.units import format_bytes

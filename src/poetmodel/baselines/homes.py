@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.baselines.engine import cheapest, last_resort
+from poetmodel.baselines.engine import cheapest
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
+from poetmodel.heuristics.execution import last_resort
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once

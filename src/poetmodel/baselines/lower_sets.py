@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.baselines.engine import begin_of_backward, bisected, cheapest, droppable
+from poetmodel.baselines.engine import bisected, cheapest
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.baselines.paging import within_budget
-from poetmodel.baselines.saved_sets import recompute_once
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.heuristics.execution import begin_of_backward, droppable, recompute_once
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest, overwrites
+from poetmodel.baselines.engine import cheapest
 from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.heuristics.execution import FORWARD, StagedExecution, overwrites
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes

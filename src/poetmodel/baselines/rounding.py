@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.baselines.engine import cheapest, last_needs
+from poetmodel.baselines.engine import cheapest
 from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import within_budget
 from poetmodel.baselines.running import checkmate
 from poetmodel.clock import check_time_limit, time_left_s
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
+from poetmodel.heuristics.execution import last_needs
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.aggregated import Grouping
 from poetmodel.schedule import (

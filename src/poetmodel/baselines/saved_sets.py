@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.engine import (
-    begin_of_backward,
-    droppable,
-    fitting,
-    last_forward_uses,
-    retain,
-)
+from poetmodel.baselines.engine import fitting
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.graph import Graph, Phase, articulation_points
+from poetmodel.heuristics.execution import (
+    begin_of_backward,
+    droppable,
+    recompute_once,
+)
 from poetmodel.schedule import Schedule, checkpoint_all
 
 if TYPE_CHECKING:
@@ -32,32 +31,6 @@ UNCUT: Final = 2**31 - 1
 """Capacity of an edge that cannot be cut; all tensors together have half of it at most."""
 UNITS: Final = 1000
 """Units into which that knapsack is divided."""
-
-
-def recompute_once(
-    graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
-) -> Schedule:
-    """Return the schedule that saves some tensors and recomputes the others when they are read.
-
-    Every node is recomputed at most once: what is recomputed, and what is saved, stays until
-    nothing more is computed from it. Groups are sets of nodes that are recomputed together: when
-    one of their tensors is missing, all that will still be read are recomputed.
-    """
-    begin, last = begin_of_backward(graph), last_forward_uses(graph)
-    final = tuple(users[-1] if users else -1 for users in graph.users_of)
-    group_of = {k: group for group in groups for k in group}
-    stays = set(saved)
-
-    def keep(t: int, i: int) -> bool:
-        return i in stays or t < last[i] or t >= begin
-
-    def demand(t: int) -> Iterable[int]:
-        read = [group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in stays]
-        for group in read if t >= begin else ():
-            for k in group or ():
-                yield from (i for i in graph.outputs_of[k] if final[i] >= t)
-
-    return retain(graph, keep, demand)
 
 
 # -- segments -------------------------------------------------------------------------------------

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.export.instructions import instructions
-from poetmodel.export.step import defer_updates
 from poetmodel.graph import Graph, Node, Phase
+from poetmodel.lowered.instructions import instructions
+from poetmodel.lowered.step import defer_updates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from poetmodel.export.step import Call, LoweredStep
+    from poetmodel.lowered.step import Call, LoweredStep
 
 BUFFER_UPDATE: Final = "copy_"
 """The operator of updates that no gradient has a part in: of running statistics."""

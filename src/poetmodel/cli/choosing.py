@@ -136,9 +136,9 @@ def _check_options(
     """Raise for each option that is wrong for every step, before PyTorch is loaded."""
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device.io import load_profile
-    from poetmodel.export.io import load_scores
-    from poetmodel.export.tiles import AUTO, NO_TILES, parse_tile
+    from poetmodel.lowered.io import load_scores
     from poetmodel.problem.parse import check_limits
+    from poetmodel.tiling.choice import parse_tile
 
     check_limits(
         ram=limits.ram,
@@ -146,8 +146,7 @@ def _check_options(
         aux_bytes=limits.aux,
         energy_budget=limits.energy_budget,
     )
-    if wanted.tile not in (None, AUTO, NO_TILES):
-        parse_tile(wanted.tile)
+    parse_tile(wanted.tile)
     if wanted.scores != GRADIENT_NORM:
         load_scores(Path(wanted.scores))
     if costing.profile is not None:
@@ -214,7 +213,7 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
     print_room_warnings(choice.result.room)
     print_warnings([choice.note] if choice.note else [])
     if files.step is not None and choice.step is not None:
-        from poetmodel.export.io import save_step
+        from poetmodel.lowered.io import save_step
 
         save_step(choice.step, files.step)
         print_written(files.step)

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer  # noqa: TC002 - typer itself reads the annotation
 
+from poetmodel.budgets import Budget
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, listed, raised_as
 from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.torch.target import OnnxStep
 
 
@@ -145,14 +146,15 @@ class DeviceOptions(options.CommitOptions):
     ram: str | None = options.limit(
         None,
         "--ram SIZE",
-        "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
-        "the device's. For ExecuTorch the arena, without a default.",
+        "All RAM of the step, stack and inputs included, such as 256KiB; or 50% of the keep-all "
+        "peak, and stack and inputs on top. Default: the device's. For ExecuTorch the arena, "
+        "without a default.",
     )
     stack: str | None = options.limit(
         None, "--stack SIZE", "What to reserve for the stack. Default: 1536B, 2048B with --commit."
     )
     tile: str | None = options.limit(
-        None,
+        "auto",
         "--tile SIZE|auto|none",
         "Cut what is larger, parameters and activations, in slices of channels, such as 32KiB; "
         "auto chooses the size. Default: auto where the step needs it to fit.",
@@ -249,7 +251,7 @@ def export(
 
         board = check_export(wanted.out, **given)
     elif captured:
-        from poetmodel.export.tables import parse_byte_inputs
+        from poetmodel.lowered.tables import parse_byte_inputs
 
         parse_byte_inputs(given["byte_inputs"])
     with live_line(wanted=shown, doing="capturing" if captured else "reading"):
@@ -265,8 +267,8 @@ def export(
         )
     if wanted.target == ExportTarget.STEP:
         from poetmodel.export.codes import with_codes
-        from poetmodel.export.io import save_step
-        from poetmodel.export.tables import with_byte_inputs
+        from poetmodel.lowered.io import save_step
+        from poetmodel.lowered.tables import with_byte_inputs
 
         save_step(with_codes(with_byte_inputs(step, given["byte_inputs"])), wanted.out)
         print_written(wanted.out)
@@ -348,7 +350,7 @@ def _write_program(
     """Write a program of ExecuTorch, and say what it takes."""
     if planned.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
-    parse_size(planned.ram, field="ram", whole_bytes=1)
+    Budget.parse(planned.ram)
     read_device(planned.device)
     from poetmodel import torch as pmt
     from poetmodel.torch.target import load_step
@@ -401,7 +403,7 @@ def step_of(
     from poetmodel.torch.target import is_captured
 
     if not is_captured(what):
-        from poetmodel.export.io import load_step
+        from poetmodel.lowered.io import load_step
 
         step = load_step(what)  # refuses what is no step before its options
         given = (

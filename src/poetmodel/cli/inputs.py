@@ -20,15 +20,15 @@ from poetmodel.graph.catalogue import (
     model_names,
     read_model_or_file,
 )
-from poetmodel.units import MAX_BYTES, format_bytes, parse_size
+from poetmodel.units import MAX_BYTES, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions, LimitOptions
     from poetmodel.device import Costs, Device
-    from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule import GraphIdentity
@@ -70,8 +70,8 @@ def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the content of a step file, in tiles of the given size; None for another file."""
     if name is None or not is_step_file(name) or shape.given.keys() - {"tile"}:
         return None
-    from poetmodel.export.exporting import in_tiles
-    from poetmodel.export.io import load_step
+    from poetmodel.lowered.io import load_step
+    from poetmodel.tiling.choice import in_tiles
 
     return in_tiles(load_step(name), shape.tile)
 
@@ -84,35 +84,47 @@ def in_sizes(
     A percentage of RAM is of the whole step; ``auto``, of a step file, is what 'poetmodel export'
     chooses.
     """
-    from poetmodel.export.exporting import chosen_tiles, needed_bytes
-    from poetmodel.export.io import load_step
-    from poetmodel.export.tiles import AUTO, NO_TILES
+    from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
+    from poetmodel.lowered.io import load_step
+    from poetmodel.tiling.choice import chosen_tiles, needed_bytes
 
     name = source.model if source.graph is None else source.graph
     if name is None or source.tile is None:
         return source, limits
     step = load_step(name) if is_step_file(name) else None
     device, ram = read_device(costing.device), limits.ram
-    if ram is not None and ram.endswith("%"):
-        graph = read_graph(replace(source, tile=None)) if step is None else step.graph
-        whole = checkpoint_all_peak_bytes(graph)
-        ram = f"{parse_size(ram, field='ram', whole_bytes=whole)}B"
-    if source.tile == AUTO and device is not None and step is not None:
-        ram_bytes = device.ram_bytes if ram is None else parse_size(ram, field="ram")
+    wants_auto = step is not None and TileChoice.parse(source.tile).is_auto
+    if wants_auto and step is not None and device is not None:
         beside = beside_bytes(step, commit=limits.steps_to_commit is not None)
-        room = ram_bytes - beside
+        budget = Budget.of_bytes(device.ram_bytes) if ram is None else Budget.parse(ram)
+        whole = checkpoint_all_peak_bytes(step.graph)
+        room = budget.tensor_bytes(whole, reserved_bytes=beside)
         paging = not limits.no_paging and device.storage is not None
-        size, cut = chosen_tiles(step, AUTO, device, room_bytes=room, paging=paging)
-        tile = NO_TILES if size is None else f"{size}B"
-        found = f"--tile {tile} is what auto chooses for {format_bytes(ram_bytes)}"
+        size, cut = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=room, paging=paging)
+        tile = str(TileChoice(size_bytes=size))
+        found = f"--tile {tile} is what auto chooses for {format_bytes(room + beside)}"
         least = needed_bytes(cut, device, paging=paging)
         if least > room:
             found += "; no tiles fit, and with these it needs the least: "
             found += format_bytes(least + beside)
         print_warnings([found], kind="hint")
         source = replace(source, tile=tile)
-    return source, replace(limits, ram=ram)
+    return source, in_bytes(limits, name, source.shape)
+
+
+def in_bytes(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
+    """Return limits in which the RAM of a graph in tiles is a size.
+
+    A percentage is of the keep-all peak of the whole graph.
+    """
+    from poetmodel.budgets import Budget
+    from poetmodel.graph import checkpoint_all_peak_bytes
+
+    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).share is None:
+        return limits
+    whole = checkpoint_all_peak_bytes(read_named(name, replace(shape, tile=None)))
+    return replace(limits, ram=str(Budget.parse(limits.ram).in_bytes(whole)))
 
 
 def given_step(given: GraphOptions) -> LoweredStep | None:

@@ -15,7 +15,7 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.solver.sensitivity import Limit
 
 NAMED_TENSORS: Final = 3
@@ -52,7 +52,7 @@ def limits(
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
-    from poetmodel.export.deployment import alignment_on
+    from poetmodel.plan.arena import alignment_on
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
@@ -88,13 +88,13 @@ def limits(
 
 def _in_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
     """Return the size of tiles with which no node needs much, and what one needs [B]."""
-    from poetmodel.export.exporting import chosen_tiles, needed_bytes
-    from poetmodel.export.tiles import AUTO
+    from poetmodel.budgets import TileChoice
+    from poetmodel.tiling.choice import chosen_tiles, needed_bytes
 
     device, paging = problem.costs.device, problem.can_page
     if device is None:
         return None
-    size, found = chosen_tiles(step, AUTO, device, room_bytes=0, paging=paging)
+    size, found = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=0, paging=paging)
     return None if size is None else (size, needed_bytes(found, device, paging=paging))
 
 
@@ -103,8 +103,8 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
 
     The state is on storage, as far as the device pages.
     """
-    from poetmodel.export.exporting import needed_bytes
-    from poetmodel.export.step import reading_state
+    from poetmodel.lowered.step import reading_state
+    from poetmodel.tiling.choice import needed_bytes
 
     device, paging = problem.costs.device, problem.can_page
     if step.evaluation is None or device is None:
@@ -185,7 +185,7 @@ def _facts(
 
 def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:
     """Return the least RAM of exported C: its tensors, and what it takes beside them."""
-    from poetmodel.export.deployment import alignment_on
+    from poetmodel.plan.arena import alignment_on
 
     if limit.value is None:
         return row(WORDS[limit.name], "none", limit.result.reason)

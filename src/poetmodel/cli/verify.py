@@ -17,6 +17,7 @@ from poetmodel.cli.inputs import (
     costs_to_verify,
     graph_of,
     graph_of_binary,
+    in_bytes,
     verify_document,
 )
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
@@ -135,6 +136,8 @@ def _about_schedule(
 
     stated = parse_document(as_text(content, source=str(path)), source=str(path))
     graph = graph_of(source, stated.schedule.identity, source=path).graph
+    if source.graph is not None:
+        limits = in_bytes(limits, source.graph, source.shape)
     try:
         verified = verify_document(stated, graph, costing, limits)
     except ScheduleError as error:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-    from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
+    from poetmodel.lowered.step import LoweredStep
 
 MOST_TEXT: Final = 200
 """Most characters of a name."""
@@ -125,8 +125,8 @@ class Catalogue:
         """Read or make the graph of a choice."""
         name, shape = choice.model, choice.shape
         if name in self.steps:
-            from poetmodel.export.exporting import in_tiles
-            from poetmodel.export.io import load_step
+            from poetmodel.lowered.io import load_step
+            from poetmodel.tiling.choice import in_tiles
 
             if shape.given.keys() - {"tile"}:
                 raise InputError(f"{name}: a step file has fixed sizes and state; leave these out")

@@ -7,35 +7,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared
 from poetmodel.export.replay import check_samples
-from poetmodel.export.tables import parse_byte_inputs
-from poetmodel.export.tiles import AUTO, NO_TILES, parse_tile
+from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import unit_remark
 from poetmodel.problem.parse import check_limits
 from poetmodel.solver.request import Request
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.tiling.choice import parse_tile
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from poetmodel.device import Costs, Device
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 
 def check_options(  # noqa: PLR0913 - each option of an export that needs no step
     folder: Path,
     *,
-    ram: str | int | None,
+    ram: str | int | Budget | None,
     device: str | Device,
     profile: str | Path | Costs | None,
     stack: str | int | None,
-    tile: str | int | None,
+    tile: str | int | TileChoice | None,
     minimize: str,
     deadline: str | float | None,
     time_limit: float,
@@ -78,21 +79,21 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
     check_samples(replay)
     if replay and board.storage is None:
         raise InputError(f"replay: device {board.name} has no storage for samples")
-    if tile not in (None, AUTO, NO_TILES):
-        parse_tile(tile)
+    parse_tile(tile)
     check_limits(ram=ram, deadline=deadline)
     stack_bytes(stack, commit=commit)
     return board
 
 
-def check_ram(ram: str | int | None, stack: str | int | None, board: Device) -> None:
+def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: Device) -> None:
     """Raise `BudgetError` if stack and runtime alone take all of a RAM budget."""
-    if ram is None or str(ram).endswith("%"):
+    budget = None if ram is None else Budget.parse(ram)
+    if budget is None or budget.size_bytes is None:
         return
-    ram_bytes = parse_size(ram, field="ram")
+    ram_bytes = budget.size_bytes
     beside = stack_bytes(stack, commit=False) + RUNTIME_BYTES
     if ram_bytes <= beside:
-        has_unit = not str(ram).isdigit() or not ram_bytes
+        has_unit = not str(budget.stated).isdigit() or not ram_bytes
         remark = "" if has_unit else unit_remark(ram_bytes, board.ram_bytes)
         raise BudgetError(
             f"ram: {format_bytes(ram_bytes)} less {format_bytes(beside)} for stack and runtime "

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.export.kernels import parameter_names
-from poetmodel.export.loops import call_refs, columns_of
-from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, Ref
-from poetmodel.export.tables import CODES, LOOKUP
 from poetmodel.graph import Tensor
+from poetmodel.lowered.kernels import parameter_names
+from poetmodel.lowered.loops import call_refs, columns_of
+from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, Ref
+from poetmodel.lowered.tables import CODES, LOOKUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
-from poetmodel.export.kernels import changed
+from poetmodel.lowered.kernels import changed
 from poetmodel.plan import Op
-from poetmodel.plan.arena import ALIGNMENT, aligned
+from poetmodel.plan.arena import aligned
 from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Device
     from poetmodel.export.migration import Migration
     from poetmodel.export.replay import Replay
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -405,15 +405,6 @@ class Deployment:
             - self.arena_bytes
             - reserved_bytes(step, self.stack_bytes, self.replay),
         }
-
-
-def alignment_on(device: Device | None) -> int:
-    """Return what offsets on a device are multiples of [B].
-
-    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
-    of what is moved and a part of something else cannot be cleaned or discarded.
-    """
-    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
 def _paged_out(step: LoweredStep, plan: Plan) -> list[str]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, pass_slot
-from poetmodel.export.fusing import FUSED
-from poetmodel.export.kernels import changed, parameters
-from poetmodel.export.loops import call_refs
 from poetmodel.export.ranges import Indices, indices_of, traced
-from poetmodel.export.step import (
+from poetmodel.lowered.fusing import FUSED
+from poetmodel.lowered.kernels import changed, parameters
+from poetmodel.lowered.loops import call_refs
+from poetmodel.lowered.step import (
     WORKSPACE,
     Call,
     ConvolutionSizes,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment, ForwardPass
     from poetmodel.export.replay import Front
-    from poetmodel.export.step import Argument, NamedTensor, Weights
+    from poetmodel.lowered.step import Argument, NamedTensor, Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",

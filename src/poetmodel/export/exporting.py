@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_profile
@@ -19,7 +20,6 @@ from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
     WeightsFormat,
-    alignment_on,
     reserved_bytes,
     stack_bytes,
 )
@@ -29,31 +29,23 @@ from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_source, migration_of
 from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import Weights, reading_state
-from poetmodel.export.tables import with_byte_inputs
-from poetmodel.export.tiles import (
-    AUTO,
-    NO_TILES,
-    different_tiles,
-    parse_tile,
-    tiled,
-    tiled_floor_bytes,
-)
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.lowered.step import Weights, reading_state
+from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
-from poetmodel.plan.arena import check_arena
+from poetmodel.plan.arena import aligned_graph, alignment_on, check_arena
 from poetmodel.problem import Problem
-from poetmodel.solver.fitting import aligned_graph, fit_arena
+from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
-from poetmodel.units import parse_size
+from poetmodel.tiling.choice import chosen_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
     from poetmodel.export.replay import Replay
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -61,8 +53,6 @@ if TYPE_CHECKING:
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
-MOST_NODES: Final = 5000
-"""A step of more nodes is not looked at where the size of tiles is chosen."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -70,11 +60,11 @@ STEP_RATIO: Final = 0.9
 class ExportKeywords(TypedDict, total=False):
     """Keywords of `export_step` that `poetmodel.torch.export` passes on."""
 
-    ram: str | int | None
+    ram: str | int | Budget | None
     device: str | Device
     profile: str | Path | Costs | None
     stack: str | int | None
-    tile: str | int | None
+    tile: str | int | TileChoice | None
     paging: bool
     recompute: bool
     minimize: str
@@ -98,11 +88,11 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     step: LoweredStep,
     folder: Path,
     *,
-    ram: str | int | None = None,
+    ram: str | int | Budget | None = None,
     device: str | Device = DEVICE,
     profile: str | Path | Costs | None = None,
     stack: str | int | None = None,
-    tile: str | int | None = None,
+    tile: str | int | TileChoice | None = "auto",
     paging: bool = True,
     recompute: bool = True,
     minimize: str = "energy",
@@ -132,9 +122,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     folder : Path
         Where to write; made if it is not there.
     ram : str or int, optional
-        All of the RAM that a step takes: state, tensors, inputs, stack, runtime. Bytes, a size such
-        as ``256KiB``, or a percentage of what it takes when everything is kept. Default: the
-        device's.
+        All of the RAM that a step takes: state, tensors, inputs, stack, runtime. Bytes, or a size
+        such as ``256KiB``; a percentage of the keep-all peak, as for `poetmodel.Problem`, is for
+        state and tensors, and the others come on top. Default: the device's.
     device : str or Device
         Whose costs, storage and RAM count.
     profile : str, Path or Costs, optional
@@ -143,8 +133,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         What to reserve for the stack. Default: 1536 bytes, 2048 with `commit`.
     tile : str or int, optional
         Largest tensor, such as ``32KiB``: parameters and activations that are larger are in slices
-        of channels, as far as kernels take these. ``none`` for whole ones, ``auto`` for the largest
-        size with which the minimum RAM fits, none if that does without. Default: ``auto``.
+        of channels, as far as kernels take these. ``none`` or None for whole ones, ``auto`` for the
+        largest size with which the minimum RAM fits, none if that does without. Default: ``auto``.
     paging, recompute : bool
         Whether tensors may be paged, and computed again.
     minimize : {'energy', 'time', 'ram', 'writes'}
@@ -251,6 +241,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     stack = stack_bytes(stack, commit=commit)
     reserved = reserved_bytes(step, stack, stored)
     ram_bytes = _ram_bytes(step, board, ram, reserved)
+    choice = parse_tile(tile)
     pages = paging and _costs(step, board, profile).pages is not None
     room = ram_bytes - reserved
     whole, first = step, Weights.of(step)
@@ -275,7 +266,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
         check_flash(_with_sizes(deployment, first), at_least=True)  # of no tiles, which need more
-    tile_bytes, step = chosen_tiles(step, tile, board, room_bytes=room, paging=pages)
+    tile_bytes, step = chosen_tiles(step, choice, board, room_bytes=room, paging=pages)
     if tile_bytes is not None:
         first = Weights.of(step)
         least_plan, no_addresses = smallest(step)
@@ -293,7 +284,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if least > room:
         remedies = _ram_remedies(
             whole,
-            tile,
+            choice,
             board,
             least=least,
             ram_bytes=ram_bytes,
@@ -508,66 +499,6 @@ def _check_storage(
     )
 
 
-def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:
-    """Return a step in tiles of a size, where one is given."""
-    tile_bytes = stated_tile(tile)
-    return step if tile_bytes is None else tiled(step, tile_bytes)
-
-
-def stated_tile(tile: str | int | None) -> int | None:
-    """Return a size of tiles that needs no device [B], None for whole tensors; refuse ``auto``."""
-    if tile in (None, NO_TILES):
-        return None
-    if tile == AUTO:
-        raise InputError(
-            "tile: auto is chosen for the RAM of a device; give the size that 'poetmodel export' "
-            "prints, such as 32KiB"
-        )
-    return parse_tile(tile)
-
-
-def chosen_tiles(
-    step: LoweredStep, tile: str | int | None, device: Device, *, room_bytes: int, paging: bool
-) -> tuple[int | None, LoweredStep]:
-    """Return the size of tiles and the step in them; None and the whole step where it needs none.
-
-    With ``auto`` the size is the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more
-    than there is room for. Where there is none the step is whole, as nothing makes it fit.
-    """
-    if tile not in (None, AUTO):
-        size = None if tile == NO_TILES else parse_tile(tile)
-        return size, in_tiles(step, tile)
-    best: tuple[int | None, LoweredStep] = (None, step)
-    least = needed_bytes(step, device, paging=paging)
-    if least <= room_bytes:
-        return best
-    bound = tiled_floor_bytes(
-        step,
-        alignment=alignment_on(device),
-        in_place=paging and device.is_memory_mapped,
-        resident=not paging,
-    )
-    largest = max(step.graph.tensor_bytes)
-    each = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
-    sizes = sorted((size for size in each if size < largest), reverse=True)
-    for size, found in different_tiles(step, sizes):
-        if len(found.graph.nodes) > MOST_NODES:
-            break
-        needed = needed_bytes(found, device, paging=paging)
-        if needed < least:
-            best, least = (size, found), needed
-        if least <= max(room_bytes, bound):
-            break
-    return best
-
-
-def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
-    """Return what the node needs that needs the most, with addresses as a device has them [B]."""
-    mapped = device.storage is not None and device.storage.memory_mapped
-    aligned = aligned_graph(step.graph, alignment_on(device))
-    return floor(aligned, memory_mapped=paging and mapped, resident=not paging).bytes
-
-
 def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
     if profile is None:
         return Costs.estimate(step.graph, device)
@@ -576,16 +507,26 @@ def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None
     return load_profile(profile, device=device)
 
 
-def _ram_bytes(step: LoweredStep, device: Device, ram: str | int | None, reserved: int) -> int:
+def _ram_bytes(
+    step: LoweredStep, device: Device, ram: str | int | Budget | None, reserved: int
+) -> int:
+    """Return all RAM of a step that is not in tiles [B]; `reserved` is for what is no tensor [B].
+
+    100 % keeps everything, with the sizes that tensors have in a block too.
+    """
     if ram is None:
         return device.ram_bytes
-    whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, alignment_on(device)))
-    return parse_size(ram, field="ram", whole_bytes=whole + reserved)
+    budget = Budget.parse(ram)
+    room = budget.tensor_bytes(checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved)
+    if budget.keeps_all:
+        aligned = aligned_graph(step.graph, alignment_on(device))
+        room = max(room, checkpoint_all_peak_bytes(aligned))
+    return room + reserved
 
 
 def _ram_remedies(
     whole: LoweredStep,
-    tile: str | int | None,
+    choice: TileChoice,
     device: Device,
     *,
     least: int,
@@ -598,18 +539,18 @@ def _ram_remedies(
     `least` is what it needs now [B]. Options are those of `export_step`.
     """
 
-    def needed(tile: str | int | None, *, paging: bool) -> tuple[int | None, int]:
+    def needed(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
         room = ram_bytes - reserved
-        size, step = chosen_tiles(whole, tile, device, room_bytes=room, paging=paging)
+        size, step = chosen_tiles(whole, choice, device, room_bytes=room, paging=paging)
         return size, needed_bytes(step, device, paging=paging)
 
     have = device.ram_bytes - reserved
-    if tile not in (None, AUTO):
-        size, in_tiles = needed(AUTO, paging=paging)
+    if not choice.is_auto:
+        size, in_tiles = needed(TileChoice.AUTO, paging=paging)
         if in_tiles < least and in_tiles <= have:
-            named = NO_TILES if size is None else f"{size}B"
+            named = TileChoice(size_bytes=size)
             yield f"take tile {named}, with which it needs {in_tiles + reserved:,} B in all"
     if not paging and device.storage is not None:
-        _, paged = needed(tile, paging=True)
+        _, paged = needed(choice, paging=True)
         if paged < least and paged <= have:
             yield f"allow paging, with which it needs {paged + reserved:,} B in all"

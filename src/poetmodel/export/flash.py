@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.source import StepSource
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 TABLE: Final = "code_sizes.json"
 """The file beside this module."""

@@ -16,11 +16,8 @@ from poetmodel.export.emitter import elements
 from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import (
     FORWARDING,
-    RANDOM,
     SHARED,
-    SOURCES,
     headers,
-    kernel_source,
     licensed,
     prototypes,
     renamed,
@@ -30,10 +27,11 @@ from poetmodel.export.migration import generation_of
 from poetmodel.export.packaging import command_block, folder_words
 from poetmodel.export.replay import instructions_of, rows_of, stored_arena_bytes
 from poetmodel.export.source import StepSource
-from poetmodel.export.step import DataType, Weights
-from poetmodel.export.tables import BYTES, tables_of
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
+from poetmodel.lowered.step import DataType, Weights
+from poetmodel.lowered.tables import BYTES, tables_of
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
 
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MANIFEST: Final = "manifest.json"

@@ -6,11 +6,11 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from poetmodel.export.step import WORKSPACE, Ref, ScaledLearningRate
+from poetmodel.lowered.step import WORKSPACE, Ref, ScaledLearningRate
 
 if TYPE_CHECKING:
     from poetmodel.export.replay import Front
-    from poetmodel.export.step import Argument, Call, LoweredStep
+    from poetmodel.lowered.step import Argument, Call, LoweredStep
 
 
 def step_identity(step: LoweredStep) -> str:

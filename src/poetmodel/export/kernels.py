@@ -1,80 +1,25 @@
-"""The kernels in C: their names, what they take, and a folder of them that several steps share."""
+"""C files of kernels: headers, prefixes, and a folder that several steps share."""
 
 from __future__ import annotations
 
 import re
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Ref
 from poetmodel.files import write_text, writing
+from poetmodel.lowered.kernels import SOURCES, defined_functions, kernel_names, kernel_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from importlib.resources.abc import Traversable
     from pathlib import Path
 
-    from poetmodel.export.step import Call
-
-SOURCES: Final[Traversable] = files("poetmodel.export") / "c"
-"""The C that is copied."""
-RANDOM: Final = frozenset(
-    ("pm_dropout", "pm_dropout_bits", "pm_bernoulli", "pm_normal", "pm_uniform")
-)
-"""Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
 SHARED: Final = "poetmodel"
 """What the names of shared kernels begin with, in place of a step's prefix."""
 LICENCE: Final = "SPDX-License-Identifier: Apache-2.0. Copyright The poetmodel authors."
 FORWARDING: Final = '#include "{path}"\n'
 
-_PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
-_LAST_WORD: Final = re.compile(r"\w+$")
 _INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
 """What a prefix replaces: names of C and of its files, but for the program ``pm_run``."""
-
-
-@cache
-def kernel_names() -> frozenset[str]:
-    """Return the kernels that there are."""
-    folder = SOURCES / "kernels"
-    return frozenset(
-        path.name.removesuffix(".c") for path in folder.iterdir() if path.name.endswith(".c")
-    )
-
-
-@cache
-def parameters(kernel: str) -> tuple[str, ...]:
-    """Return the types of what a kernel takes, such as ``const pm_real *``."""
-    return tuple(_LAST_WORD.sub("", declared).strip() for declared in _declared(kernel))
-
-
-def changed(call: Call) -> list[Ref]:
-    """Return what a call writes to."""
-    pairs = zip(call.arguments, parameters(call.kernel), strict=True)
-    return [a for a, kind in pairs if isinstance(a, Ref) and not kind.startswith("const")]
-
-
-@cache
-def parameter_names(kernel: str) -> tuple[str, ...]:
-    """Return what a kernel calls its parameters."""
-    return tuple(_LAST_WORD.findall(declared)[0] for declared in _declared(kernel))
-
-
-def _declared(kernel: str) -> Iterator[str]:
-    """Yield the parameters of a kernel as its source has them."""
-    text = kernel_source(kernel)
-    (declared,) = (
-        prototype for prototype in _PROTOTYPE.findall(text) if f" {kernel}(" in prototype
-    )
-    for part in declared[declared.index("(") + 1 : -1].split(","):
-        yield " ".join(part.split())
-
-
-def kernel_source(name: str) -> str:
-    """Return the C of a kernel."""
-    return (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
 
 
 def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
@@ -82,7 +27,7 @@ def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
 
     Those that are `shared` are declared elsewhere, under other names.
     """
-    declared = [match for text in kernels.values() for match in _PROTOTYPE.findall(text)]
+    declared = [match for text in kernels.values() for match in defined_functions(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in declared]
     others = [f"#define {name} {renamed(name, SHARED)}" for name in sorted(shared)]
     there = [f'#include "{SHARED}_kernels.h"', *others, ""] if others else []

@@ -13,12 +13,12 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.loops import columns_of
-from poetmodel.export.step import ALIGNMENT, Buffer, Call, DataType, Ref
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.loops import columns_of
+from poetmodel.lowered.step import ALIGNMENT, Buffer, Call, DataType, Ref
 
 if TYPE_CHECKING:
-    from poetmodel.export.step import Argument, LoweredStep
+    from poetmodel.lowered.step import Argument, LoweredStep
 
 _RESULTS: Final = {"pm_hardtanh_backward": "pm_clamp", "pm_leaky_relu_backward": "pm_leaky_relu"}
 """Gradients that read what the activation read, and may read the result of this kernel."""

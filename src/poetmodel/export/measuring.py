@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs
 from poetmodel.device.cores import CycleModel, core_of_target, find_core
 from poetmodel.device.costs import Cost
@@ -24,9 +25,8 @@ from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
-from poetmodel.export.step import DataType
-from poetmodel.export.tiles import NO_TILES
 from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.lowered.step import DataType
 from poetmodel.plan import Op
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 MACHINE_RAM_BYTES: Final = 4 * 2**20
 """RAM of the emulated boards [B]."""
@@ -164,7 +164,7 @@ def _deployed(step: LoweredStep, device: Device, folder: Path) -> Deployment:
     whole = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(step, STACK_BYTES)
     ram = min(MACHINE_RAM_BYTES, whole)
     command = "poetmodel profile"
-    return export_step(step, folder, ram=ram, device=device, tile=NO_TILES, command=command)
+    return export_step(step, folder, ram=ram, device=device, tile=TileChoice.WHOLE, command=command)
 
 
 def _batch(step: LoweredStep) -> bytes:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.step import LoweredStep, NamedTensor
 
 _MANIFEST: Final = "manifest.json"
 _KEYS: Final = (

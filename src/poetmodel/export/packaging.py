@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
-from poetmodel.export.step import DataType
+from poetmodel.lowered.step import DataType
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
     from poetmodel.export.templates import Words
+    from poetmodel.lowered.step import LoweredStep
 
 _EXAMPLE_ADDRESS: Final = 0xC0000
 """Where the example of a partition begins, if the device does not say where its flash ends."""

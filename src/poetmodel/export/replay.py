@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.export.kernels import RANDOM
+from poetmodel.lowered.kernels import RANDOM
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
 from poetmodel.schedule.machine import Content
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device.generation import GenerationLayout
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
 
 MAX_SAMPLES: Final = 65_535

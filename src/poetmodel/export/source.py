@@ -16,9 +16,9 @@ from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
 from poetmodel.export.identity import front_identity
-from poetmodel.export.kernels import RANDOM
-from poetmodel.export.step import DataType
 from poetmodel.export.templates import read_template
+from poetmodel.lowered.kernels import RANDOM
+from poetmodel.lowered.step import DataType
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.migration import Piece
-    from poetmodel.export.step import LoweredStep, NamedTensor, Weights
     from poetmodel.export.templates import Words
+    from poetmodel.lowered.step import LoweredStep, NamedTensor, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",

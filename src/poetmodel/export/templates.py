@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from poetmodel.export.kernels import SOURCES
+from poetmodel.lowered.kernels import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

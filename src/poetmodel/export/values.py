@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.errors import InputError, listed
-from poetmodel.export.loops import call_refs
-from poetmodel.export.tables import LOOKUP
+from poetmodel.lowered.loops import call_refs
+from poetmodel.lowered.tables import LOOKUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.lowered.step import LoweredStep
 
 _MOMENTUM: Final = "pm_momentum"
 """The kernel that takes a buffer of NaN as one that has no value yet."""

@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from poetmodel.device import Device
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Plan
 
@@ -42,6 +43,30 @@ class Placed(NamedTuple):
 def aligned(size_bytes: int, alignment: int) -> int:
     """Return a size rounded up to a multiple of the alignment."""
     return -(-size_bytes // alignment) * alignment
+
+
+def aligned_graph(graph: Graph, alignment: int) -> Graph:
+    """Return a graph with the sizes that its tensors and workspaces have in a block."""
+    nodes = tuple(
+        replace(
+            node,
+            workspace_bytes=aligned(node.workspace_bytes, alignment),
+            outputs=tuple(
+                replace(tensor, bytes=aligned(tensor.bytes, alignment)) for tensor in node.outputs
+            ),
+        )
+        for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes)
+
+
+def alignment_on(device: Device | None) -> int:
+    """Return what offsets on a device are multiples of [B].
+
+    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
+    of what is moved and a part of something else cannot be cleaned or discarded.
+    """
+    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from poetmodel.budgets import Budget
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
@@ -196,7 +197,7 @@ def _limit(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Lim
 
 def check_limits(
     *,
-    ram: str | int | None = None,
+    ram: str | int | Budget | None = None,
     deadline: str | float | None = None,
     aux_bytes: str | int | None = None,
     energy_budget: str | float | None = None,
@@ -204,7 +205,7 @@ def check_limits(
     """Raise `BudgetError` for limits that no graph makes right, such as an unknown unit."""
     whole = 1.0
     parsed: tuple[tuple[Any, Callable[[Any], float]], ...] = (
-        (ram, lambda value: parse_size(value, field="ram", whole_bytes=1)),
+        (ram, lambda value: Budget.parse(value).resolve(1)),
         (deadline, lambda value: parse_time(value, field="deadline", whole_s=whole)),
         (aux_bytes, lambda value: parse_size(value, field="aux", whole_bytes=1)),
         (energy_budget, lambda value: parse_energy(value, field="energy budget", whole_j=whole)),
@@ -248,10 +249,10 @@ def _ram_bytes(problem: Problem) -> int:
                 "ram: a budget is needed where no device gives one, such as 256KiB or 50%"
             )
         value = device.ram_bytes
-    whole = checkpoint_all_peak_bytes(problem.graph) + problem.resident_bytes
-    size = parse_size(value, field="ram", whole_bytes=whole)
+    budget = Budget.parse(value)
+    size = budget.resolve(checkpoint_all_peak_bytes(problem.graph) + problem.resident_bytes)
     if size == 0:
-        raise BudgetError(f"ram: expected at least 1 byte, got {value!r}")
+        raise BudgetError(f"ram: expected at least 1 byte, got {budget.stated!r}")
     return size
 
 

@@ -29,6 +29,7 @@ from poetmodel.units import MAX_BYTES, brief, format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from poetmodel.budgets import Budget
     from poetmodel.device import Costs, CostTable
     from poetmodel.device.costs import Cost
     from poetmodel.problem.single_pass import SinglePass
@@ -77,7 +78,8 @@ class Problem:
         Time and energy of everything in it; may carry the device that gives the defaults below.
     ram : str or int, optional
         RAM budget: bytes, a size such as ``256KiB``, or a percentage of the keep-all peak
-        (with `count_parameters` of peak plus resident bytes). Default: the device's RAM.
+        (with `count_parameters` of peak plus resident bytes), as `poetmodel.budgets` says. Default:
+        the device's RAM.
     deadline : str or float, optional
         Time limit of a step: seconds, a time such as ``20ms``, or a percentage of one computation
         of every node. Default: none.
@@ -132,7 +134,7 @@ class Problem:
 
     graph: Graph
     costs: Costs
-    ram: str | int | None = None
+    ram: str | int | Budget | None = None
     deadline: str | float | None = None
     deadline_counts: str | None = None
     aux_bytes: str | int | None = None

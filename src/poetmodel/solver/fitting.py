@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.heuristics.neighbourhood import improved
 from poetmodel.placement import place
-from poetmodel.plan.arena import ALIGNMENT, Arena, aligned, check_alignment
+from poetmodel.plan.arena import ALIGNMENT, Arena, aligned_graph, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
@@ -453,18 +453,3 @@ def rounded_problem(problem: Problem, alignment: int) -> Problem:
         graph=aligned_graph(graph, alignment),
         aux_bytes=None if room is None else room + alignment * len(graph.tensors),
     )
-
-
-def aligned_graph(graph: Graph, alignment: int) -> Graph:
-    """Return a graph with the sizes that its tensors and workspaces have in a block."""
-    nodes = tuple(
-        replace(
-            node,
-            workspace_bytes=aligned(node.workspace_bytes, alignment),
-            outputs=tuple(
-                replace(tensor, bytes=aligned(tensor.bytes, alignment)) for tensor in node.outputs
-            ),
-        )
-        for node in graph.nodes
-    )
-    return replace(graph, nodes=nodes)

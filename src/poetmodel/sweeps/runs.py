@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.lookup import method as find_method
 from poetmodel.baselines.own import fingerprint, known_elsewhere
+from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import OWN, Problem
-from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +126,7 @@ class Run:
         problem = Problem(
             graph,
             costs,
-            ram=self._ram(),
+            ram=self._budget(),
             deadline=self.deadline,
             deadline_counts=self.settings.deadline_counts,
             commit=self.settings.commit,
@@ -141,12 +141,13 @@ class Run:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
         return constraints
 
-    def _ram(self) -> str:
+    def _budget(self) -> Budget:
         """Return the RAM budget; a percentage of a step in tiles is of the whole one, in bytes."""
-        if self.tile is None or not self.ram.endswith("%"):
-            return self.ram
+        budget = Budget.parse(self.ram)
+        if self.tile is None or budget.share is None:
+            return budget
         whole = checkpoint_all_peak_bytes(graph_of(self.model, replace(self.shape, tile=None)))
-        return f"{parse_size(self.ram, field='ram', whole_bytes=whole)}B"
+        return budget.in_bytes(whole)
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields as plain values, without sizes and state that are the network's own.
@@ -247,8 +248,8 @@ def _method_of(name: str) -> Method:
 def graph_of(model: str, shape: InputShape = OWN_SHAPE) -> Graph:
     """Return the graph of a run, read once in a process; that of a step file perhaps in tiles."""
     if model.endswith(".step.json") and shape.given.keys() == {"tile"}:
-        from poetmodel.export.exporting import in_tiles
-        from poetmodel.export.io import load_step
+        from poetmodel.lowered.io import load_step
+        from poetmodel.tiling.choice import in_tiles
 
         return in_tiles(load_step(model), shape.given["tile"]).graph
     return read_model_or_file(model, shape)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.backends.registry import backend as find_backend
+from poetmodel.budgets import Budget, TileChoice
 from poetmodel.choosing.freezing import Freezable, shape_of
 from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
@@ -26,30 +27,29 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
 from poetmodel.export.deployment import reserved_bytes, stack_bytes
-from poetmodel.export.exporting import chosen_tiles, needed_bytes
-from poetmodel.export.io import load_scores
-from poetmodel.export.tiles import AUTO, NO_TILES, parse_tile
 from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.lowered.io import load_scores
 from poetmodel.problem import Problem
 from poetmodel.problem.parse import check_limits
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
+from poetmodel.tiling.choice import chosen_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from poetmodel.backends import OptionValue
-    from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.schedule import Schedule
 
     Loss = Callable[..., torch.Tensor] | None
@@ -145,7 +145,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     profile: str | Path | Costs | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     name: str | None = None,
-    tile: str | int | None = None,
+    tile: str | int | TileChoice | None = None,
     backend: str = "highs",
     time_limit: float = 60.0,
     gap: float = 1e-4,
@@ -220,7 +220,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable) if trainable else None
     whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    tile_bytes, step, limits = _in_tiles(whole, tile, device, limits)
+    tile_bytes, step, limits = _in_tiles(whole, parse_tile(tile), device, limits)
     freezable = Freezable(step=step)
     layers = layers_of(freezable.parameters, per)
     worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
@@ -280,7 +280,7 @@ def _check_options(
     per: str,
     device: str | Device | None,
     profile: str | Path | Costs | None,
-    tile: str | int | None,
+    tile: str | int | TileChoice | None,
     limits: Mapping[str, Any],
 ) -> None:
     """Raise for each option that is wrong for every step, before a capture."""
@@ -292,9 +292,7 @@ def _check_options(
         load_profile(profile, device=board)
     elif profile is None and board is None:
         raise InputError(_NO_COSTS)
-    if tile not in (None, AUTO, NO_TILES):
-        parse_tile(tile)
-    if tile not in (None, NO_TILES) and board is None:
+    if not parse_tile(tile).is_whole and board is None:
         raise InputError(_NO_BOARD)
     amounts = ("ram", "deadline", "aux_bytes", "energy_budget")
     check_limits(**{name: limits[name] for name in amounts if name in limits})
@@ -302,26 +300,23 @@ def _check_options(
 
 def _in_tiles(
     step: LoweredStep,
-    tile: str | int | None,
+    choice: TileChoice,
     device: str | Device | None,
     limits: Mapping[str, Any],
 ) -> tuple[int | None, LoweredStep, dict[str, Any]]:
     """Return the size of tiles, the step in them, and limits whose RAM is that of the whole one."""
-    if tile in (None, NO_TILES):
+    if choice.is_whole:
         return None, step, dict(limits)
     board = load_device(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
-    given, ram = dict(limits), limits.get("ram")
-    if isinstance(ram, str) and ram.endswith("%"):
-        whole_bytes = checkpoint_all_peak_bytes(step.graph)
-        given["ram"] = parse_size(ram, field="ram", whole_bytes=whole_bytes)
-    ram_bytes = board.ram_bytes if ram is None else parse_size(given["ram"], field="ram")
+    ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
+    budget = Budget.of_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
     stack = stack_bytes(None, commit=bool(limits.get("commit")))
-    room = ram_bytes - reserved_bytes(step, stack)
+    room = budget.tensor_bytes(whole_bytes, reserved_bytes=reserved_bytes(step, stack))
     paging = board.storage is not None and limits.get("paging", True)
-    size, found = chosen_tiles(step, tile, board, room_bytes=room, paging=paging)
-    return size, found, given
+    size, found = chosen_tiles(step, choice, board, room_bytes=room, paging=paging)
+    return size, found, {**limits, "ram": budget.in_bytes(whole_bytes)}
 
 
 def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:
@@ -333,7 +328,9 @@ def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, sta
         return f"proved of the step in tiles of {format_bytes(tile_bytes)}"
     if device is None:
         return ""
-    size, found = chosen_tiles(whole, AUTO, device, room_bytes=0, paging=problem.can_page)
+    size, found = chosen_tiles(
+        whole, TileChoice.AUTO, device, room_bytes=0, paging=problem.can_page
+    )
     if size is None:
         return ""
     least = format_bytes(needed_bytes(found, device, paging=problem.can_page))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.planner import checked_plan
@@ -38,7 +39,6 @@ from poetmodel.torch.step.trace import (
     scheduled_costs,
     scheduled_graph,
 )
-from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,8 +187,9 @@ class Compiled:
         The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
         """
         whole = self.keep_all_bytes
-        if first is None or not str(options.ram).strip().endswith("%"):
-            return parse_size(options.ram, field="ram", whole_bytes=whole)
+        budget = Budget.parse(options.ram)
+        if first is None or budget.share is None:
+            return budget.resolve(whole)
         keeps = first.budget_bytes >= first.keep_all_bytes
         return max(first.budget_bytes, whole) if keeps else first.budget_bytes
 

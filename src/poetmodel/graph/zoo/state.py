@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.budgets import TileChoice
 from poetmodel.errors import InputError
 from poetmodel.graph.node import Node, Phase, Tensor
 from poetmodel.graph.zoo.declaration import FLOAT_BYTES, Declaration, Gradient, Value, Weight
-from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,9 +143,7 @@ class StateOptions:
                 "train: expected all, biases, last-N, or a pattern of parameters or layers such as "
                 f"'fc3*', got {train!r}"
             )
-        tile_bytes = None if tile is None else parse_size(tile, field="tile")
-        if tile_bytes == 0:
-            raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
+        tile_bytes = TileChoice.parse(tile).require_size()
         return cls(rule=RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
     def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:

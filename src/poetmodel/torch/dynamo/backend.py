@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
+from torch._subclasses import FakeTensor
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from poetmodel.clock import rare_collections
@@ -35,8 +36,11 @@ from poetmodel.torch.dynamo.planning import (
 )
 from poetmodel.torch.dynamo.regions import region_faults
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH, GraphPlanner
+from poetmodel.torch.dynamo.steps import frontiers_of
 from poetmodel.torch.dynamo.wrappers import (
+    active_ddp,
     add_wrapper_advice,
+    has_compiled_siblings,
     has_ddp_buckets,
     is_sharded,
     wrapper_advice,
@@ -54,9 +58,10 @@ if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.solver.request import SolveProgress
+    from poetmodel.torch.dynamo.frontier import Frontier
     from poetmodel.torch.dynamo.inductor import Partitioner
     from poetmodel.torch.dynamo.live_calls import Run
-    from poetmodel.torch.dynamo.planning import FirstCall
+    from poetmodel.torch.dynamo.planning import FirstCall, GraphPlan
 
 EAGER, INDUCTOR = "eager", "inductor"
 """Whose kernels a graph can run."""
@@ -70,6 +75,10 @@ _WRAPPED: Final = ("self", "fn", "captured")
 """What a function calls the module that it calls."""
 _SHOWN: Final = 3
 """Inputs that the name of a graph has."""
+_AUTO_OF_ONE: Final = (
+    "outside: a step of several graphs cannot be measured: give the size of what lives between "
+    "their forward and backward passes, such as outside='3MiB'"
+)
 _NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
 """Back ends that were asked for by name, with their options."""
 
@@ -313,6 +322,8 @@ class Backend(GraphPlanner):
     """Plans each graph that ``torch.compile`` captures; made by `poetmodel.torch.backend`."""
 
     __name__ = "poetmodel"
+    _has_one_plan = False
+    """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -371,17 +382,32 @@ class Backend(GraphPlanner):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         with self.noting_refusals():
-            require_whole_model()
+            require_whole_model(has_one_plan=self._has_one_plan)
             title = self._title(module, inputs)
-            with self.first_call(inputs, title=title, is_sharded=_is_sharded()) as call:
+            with self.first_call(inputs, title=title, **self._surroundings()) as call:
                 if not self._wanted.loss_only:
                     return self._called(module, inputs, call, **options)
                 return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
+
+    def _surroundings(self) -> dict[str, Any]:
+        """Return what is known of wrappers, and of other calls, around the function."""
+        is_fsdp, ddp = _is_sharded(), active_ddp()
+        self._has_shards = self._has_shards or is_fsdp
+        if ddp is not None:
+            self._replicas.add(ddp)
+        is_part = has_ddp_buckets() or any(map(has_compiled_siblings, _modules()))
+        return {
+            "is_sharded": is_fsdp,
+            "is_several": is_part and not self._has_one_plan,
+            "wrapped_bytes": self._wrapped_bytes(),
+        }
 
     def _called(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
         """Compile a graph of a call."""
+        if self._wanted.outside == AUTO and call.is_several:
+            raise InputError(_AUTO_OF_ONE)
         if self._wanted.outside != AUTO:
             return self._compiled(module, inputs, self._compiler, **options)
         number, is_first = len(self._planned), call.function not in self._first_bytes
@@ -404,6 +430,16 @@ class Backend(GraphPlanner):
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> Callable[..., Any]:
         """Compile a graph, its backward pass with a compiler of its own."""
+        base = self._variant(module, inputs, backward, **options)
+        frontier = self._frontier
+        if frontier is None or self._is_predicted:
+            return base.run
+        return CallsOfGraph(self, module, frontier, base)
+
+    def _variant(
+        self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
+    ) -> CompiledVariant:
+        """Compile a graph by one plan."""
         is_fsdp = self._call is not None and self._call.is_sharded
         counted = CountedGraph(self._live, is_sharded=is_fsdp)
         forward, inference = self._compiler, self._inference
@@ -422,9 +458,50 @@ class Backend(GraphPlanner):
         with ALONE, native_operators(), strides, lazy, rare_collections():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
-            return compiled
+            return CompiledVariant(compiled, counted)
         counted.set_plan(self._planned[-1])
-        return counted.note_nodes(compiled)
+        counted.frontier = self._frontier
+        if counted.is_several and self._wanted.stated_bytes is None:
+            counted.budget_bytes = 0  # a percentage is of all calls of the step
+        return CompiledVariant(counted.note_nodes(compiled), counted)
+
+    def variant(
+        self, of: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]
+    ) -> CompiledVariant:
+        """Compile a graph that was captured before, by another plan."""
+        call, frontier = of.frontier.source.call, self._frontier
+        record = planned.record
+        name = f"{record.name}, plan {len(of.variants) + 1}"
+        budget_bytes = self._live.budget_bytes or record.ram_budget_bytes
+        record = replace(record, name=name, ram_budget_bytes=budget_bytes)
+        planned = replace(planned, record=record)
+        with self.noting_refusals(), self.first_call(before=call, planned=planned):
+            self._frontier = of.frontier
+            try:
+                return self._variant(of.module, arguments, self._compiler)
+            finally:
+                self._frontier = frontier
+
+    def plan_of_call(self, frontier: Frontier, *, is_pinned: bool) -> GraphPlan | None:
+        """Return the plan of the call that begins; None for the first one of its graph."""
+        self._live.is_pinned, self._live.is_expected = is_pinned, False
+        if is_pinned:
+            return None
+        number = self._live.next_number()
+        if number == 0:
+            self._steps.current = None
+            last = self._live.last_step
+            if last is not None and any(event.frontier is not None for event in last):
+                several = len(frontiers_of(last)) > 1
+                if several or frontier.source.call.is_several:
+                    with self.noting_refusals():
+                        self._steps.begin_step(last, self._share)
+                    self._live.budget_bytes = self._steps.budget_bytes
+        planned = self._steps.plan_of(frontier, number)
+        self._live.is_expected = planned is not None
+        if planned is not None:
+            return planned
+        return frontier.tight if number or frontier.source.call.is_several else None
 
     def _title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return which function a graph is of, and the shapes of its first inputs."""
@@ -473,6 +550,56 @@ class Backend(GraphPlanner):
         return self._compiler(_make_graph_module(module, graph))
 
 
+class CompiledVariant(NamedTuple):
+    """A graph that was compiled by one plan."""
+
+    run: Callable[..., Any]
+    counted: CountedGraph
+
+
+class CallsOfGraph:
+    """A captured graph, each call of which runs by the plan that its step has for it.
+
+    Parameters
+    ----------
+    back : Backend
+        Chooses plans and compiles them.
+    module : torch.fx.GraphModule
+        The graph, as Dynamo captured it.
+    frontier : Frontier
+        Its plans.
+    base : CompiledVariant
+        The first plan that was compiled.
+    """
+
+    def __init__(
+        self, back: Backend, module: fx.GraphModule, frontier: Frontier, base: CompiledVariant
+    ) -> None:
+        self.module = module
+        self.frontier = frontier
+        self._back = back
+        self._base = base
+        self.variants: dict[int, CompiledVariant] = {}
+        """By the identity of the plan."""
+        if base.counted.is_several:
+            self.variants[id(frontier.tight)] = base
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run a call by its plan, which is compiled if it is new."""
+        if any(isinstance(value, FakeTensor) for value in arguments):  # DDP asks for shapes
+            return self._base.run(*arguments)
+        # A checkpoint that is computed again must save the same tensors.
+        has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: FBT003, SLF001 - no other way
+        planned = self._back.plan_of_call(self.frontier, is_pinned=has_hooks)
+        if planned is None:
+            return self._base.run(*arguments)
+        variant = self.variants.get(id(planned))
+        if variant is None:
+            variant = self._back.variant(self, planned, arguments)
+            self.variants[id(planned)] = variant
+        return variant.run(*arguments)
+
+
 def _translator() -> Any:
     """Return what captures a function now; None where nothing does."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -480,10 +607,16 @@ def _translator() -> Any:
     return getattr(InstructionTranslator, "current_tx", lambda: None)()
 
 
+def _modules() -> list[torch.nn.Module]:
+    """Return the modules that the captured function has as local variables."""
+    translator = _translator()
+    values = () if translator is None else translator.f_locals.values()
+    return [value for value in values if isinstance(value, torch.nn.Module)]
+
+
 def _is_sharded() -> bool:
     """Return whether FSDP2 shards a module that the captured function has as a local variable."""
-    translator = _translator()
-    return translator is not None and any(map(is_sharded, translator.f_locals.values()))
+    return any(map(is_sharded, _modules()))
 
 
 def _function() -> str:
@@ -504,14 +637,14 @@ def _count_passes(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> 
     return lambda module, inputs: count(compiler(module, inputs))
 
 
-def require_whole_model() -> None:
+def require_whole_model(*, has_one_plan: bool) -> None:
     """Raise unless Dynamo captures the function as one graph.
 
-    Graph breaks and the buckets of DDP make several graphs, each of which would have all of the
-    budget.
+    Graph breaks make several graphs, and what is between them has no budget. Buckets of DDP do too,
+    which a back end refuses if it `has_one_plan` for each graph.
     """
     translator = _translator()
-    if has_ddp_buckets():
+    if has_one_plan and has_ddp_buckets():
         raise CaptureError(
             "DistributedDataParallel makes a graph for each of its buckets, and each would have "
             "all of the budget: set torch._dynamo.config.optimize_ddp = False, compile the module "

@@ -26,11 +26,10 @@ from poetmodel.torch.cache import digest, tensor_form
 from poetmodel.torch.dynamo.backend import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
-from poetmodel.torch.dynamo.planning import EAGER_PEAK, PassPeaks
+from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
 from poetmodel.torch.graph.profiles import on_made_up
 from poetmodel.torch.graph.tensors import fake, heap_peak_bytes, storage_of, tensors_in
-from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -158,7 +157,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        require_whole_model()
+        require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
         if functorch.cse:
             gm.graph = partitioners.fx_graph_cse(gm.graph)
@@ -280,6 +279,8 @@ class InductorBackend(Backend):
     more than the budget the plan gets less.
     """
 
+    _has_one_plan = True
+
     def __init__(self, wanted: BackendOptions) -> None:
         super().__init__(wanted, is_generated=is_generated)
 
@@ -362,10 +363,10 @@ class InductorBackend(Backend):
         BudgetError
             If its kernels take more than the budget.
         """
-        ram, peak_bytes = self._wanted.ram, counted.peaks.forward_bytes
-        if ram == EAGER_PEAK or str(ram).strip().endswith("%"):
+        budget, peak_bytes = self._wanted.budget, counted.peaks.forward_bytes
+        budget_bytes = None if budget is None else budget.size_bytes
+        if budget_bytes is None:
             return peak_bytes
-        budget_bytes = parse_size(ram, field="ram")
         if peak_bytes > budget_bytes:
             raise BudgetError(
                 f"ram: kernels of Inductor take {peak_bytes:,} B for {counted.name}, and cannot be "

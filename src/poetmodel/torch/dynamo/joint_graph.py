@@ -33,6 +33,8 @@ SOURCE: Final = "poetmodel.source"
 """Key under an argument's ``meta``: what the compiled function calls it."""
 _CHECKPOINTED: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 """What a model with ``torch.utils.checkpoint`` says of operations."""
+TURN: Final = "between both passes"
+"""Name of the node between the forward and the backward pass."""
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
 TANGENTS: Final = "tangents"
 """How the names begin of arguments that are gradients of results."""
@@ -200,13 +202,22 @@ class JointGraph(StepGraph):
         is_unknown = target is dropout_mask or is_foreign(target)
         return not (operation.is_random or is_unknown or is_effect(operation.node))
 
-    def training_graph(self) -> Graph:
+    def training_graph(self, *, turn_bytes: int | None = None) -> Graph:
         """Return the training graph.
 
         Its name says nothing, so that one that is captured again is known.
+
+        Parameters
+        ----------
+        turn_bytes : int, optional
+            Workspace of a node between both passes that makes nothing; by default there is none.
         """
         end = self.end(self.held, workspace_bytes=self.copied_bytes)
-        nodes = map(self._node, self.operations)
+        nodes = list(map(self._node, self.operations))
+        if turn_bytes is not None:
+            count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
+            turn = replace(self.end((), workspace_bytes=turn_bytes), name=TURN, op=TURN)
+            nodes.insert(count, replace(turn, phase=Phase.FORWARD))
         return Graph(name="captured", nodes=(*nodes, end), kernels="pytorch")
 
     def _node(self, operation: Operation) -> Node:

@@ -39,34 +39,47 @@ class JointRewriter(Rewriter):
         self._tokens: dict[int, fx.Node] = {}
         self._forward: set[fx.Node] = set()
         self._is_backward = False
+        self._early: list[Any] = []
+        """Results of the forward pass."""
         self._first: fx.Node | None = None
 
-    def rewrite(self, program: Program) -> fx.Graph:
-        """Return the graph of a program."""
+    def rewrite(self, program: Program, turn: int | None = None) -> fx.Graph:
+        """Return the graph of a program.
+
+        The backward pass begins at the node `turn`, or else with its first operation.
+        """
         joint = self._joint
-        results: list[Any] = []
-        for op, index in program:
-            if op == Op.COMPUTE and index < len(joint.operations):  # the last one is the end
-                operation = joint.operations[index]
-                if operation.phase is Phase.BACKWARD and not self._is_backward:
-                    results = self._results(joint.results[: joint.forward_outputs])
-                    self._is_backward = True
-                    self._views.clear()
-                new = self.compute(operation.node, operation.storages)
-                if isinstance(fake(operation.node), tuple | list):
-                    self._current[operation.node] = new  # for outputs that are no new memory
+        for op, node in program:
+            if op == Op.COMPUTE and node == turn:
+                self._begin_backward()
+            elif op == Op.COMPUTE:
+                self._compute(node - (turn is not None and node > turn))
             elif op == Op.PAGE_OUT:
-                self._page_out(index)
+                self._page_out(node)
             elif op == Op.PAGE_IN:
-                self._page_in(index)
+                self._page_in(node)
         if not self._is_backward:
-            results = self._results(joint.results[: joint.forward_outputs])
-            self._is_backward = True
-        results += self._results(joint.results[joint.forward_outputs :])
+            self._begin_backward()
+        results = self._early + self._results(joint.results[joint.forward_outputs :])
         output = self.graph.output(tuple(results))
         output.meta = dict(joint.output.meta)
         self.graph.lint()
         return self.graph
+
+    def _begin_backward(self) -> None:
+        self._early = self._results(self._joint.results[: self._joint.forward_outputs])
+        self._is_backward = True
+        self._views.clear()
+
+    def _compute(self, index: int) -> None:
+        if index == len(self._joint.operations):  # the end
+            return
+        operation = self._joint.operations[index]
+        if operation.phase is Phase.BACKWARD and not self._is_backward:
+            self._begin_backward()
+        new = self.compute(operation.node, operation.storages)
+        if isinstance(fake(operation.node), tuple | list):
+            self._current[operation.node] = new  # for outputs that are no new memory
 
     def _results(self, nodes: Sequence[Any]) -> list[Any]:
         return [self.value(node) if isinstance(node, fx.Node) else node for node in nodes]

@@ -17,10 +17,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from poetmodel.errors import BudgetError
 from poetmodel.torch.dynamo.planning import PassPeaks
+from poetmodel.torch.dynamo.steps import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from poetmodel.torch.dynamo.frontier import Frontier
     from poetmodel.torch.dynamo.planning import GraphPlan
 
     Run = Callable[[list[Any]], Any]
@@ -30,12 +32,13 @@ _COMPILED_NODE: Final = "CompiledFunctionBackward"
 _VIEWS: Final = 3
 """Views between a result and the call that made it: their nodes are searched for its node."""
 _WHOLE: Final = (
-    "compile the module that holds the blocks, or the function that makes all of these calls; else "
-    "run each backward pass before the next call, and calls without one under torch.no_grad()"
+    "allow more, or compile the module that holds the blocks, or the function that makes all of "
+    "these calls, which is planned as one; else run each backward pass before the next call, and "
+    "calls without one under torch.no_grad()"
 )
 _SHARDED: Final = (
-    "compile the module that holds the blocks, then wrap that module alone: "
-    "model.compile(...), then fully_shard(model)"
+    "allow more, or compile the module that holds the blocks, which is planned as one, then wrap "
+    "that module alone: model.compile(...), then fully_shard(model)"
 )
 _NO_TASK: Final = -1
 """Number of the backward pass of autograd that runs, where none does."""
@@ -72,6 +75,8 @@ class _LiveCall:
     saved: _Tensor | None
     """The storage of one saved tensor, with the size of all: autograd frees all together."""
     results: tuple[_Tensor, ...]
+    number: int = -1
+    """Its number among the calls of its step."""
     node: weakref.ref[Any] | None = None
     """The autograd node; None until the forward pass returned."""
     is_returned: bool = False
@@ -79,10 +84,20 @@ class _LiveCall:
     @property
     def held_bytes(self) -> int:
         """Bytes of saved tensors and of results that are alive [B]."""
-        held_bytes = 0 if self.saved is None else self.saved.alive_bytes
+        held_bytes = self.saved_bytes
         if self._has_node:
             held_bytes += sum(result.alive_bytes for result in self.results)
         return held_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of saved tensors that are alive [B]."""
+        return 0 if self.saved is None else self.saved.alive_bytes
+
+    @property
+    def may_save(self) -> bool:
+        """Whether tensors that a plan saves would be alive."""
+        return self.saved is None or bool(self.saved_bytes)
 
     @property
     def is_over(self) -> bool:
@@ -106,13 +121,20 @@ class CountedGraph:
         Counts them.
     is_sharded : bool
         Whether FSDP2 shards the parameters of its module.
+    frontier : Frontier, optional
+        Plans of the same graph for calls beside others.
     """
 
-    def __init__(self, calls: LiveCalls, *, is_sharded: bool = False) -> None:
+    def __init__(
+        self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
+    ) -> None:
         self.is_sharded = is_sharded
+        self.frontier = frontier
         self.name = ""
         """Its name in the summary; `set_plan` sets it and the next three."""
         self.budget_bytes = 0
+        self.is_several = False
+        """Whether its plan is one for calls beside others."""
         self.peaks = PassPeaks(0)
         self.results_count = 0
         """Outputs of the forward pass that are results; the others are saved tensors."""
@@ -124,6 +146,7 @@ class CountedGraph:
     def set_plan(self, planned: GraphPlan) -> None:
         """Set name, budget and peaks to those of a plan."""
         self.name = planned.record.name
+        self.is_several = planned.turn is not None
         self.budget_bytes = planned.record.ram_budget_bytes
         self.peaks = planned.peaks
         self.results_count = planned.forward_outputs
@@ -146,6 +169,7 @@ class CountedGraph:
                 if self._layout is None:
                     self._layout = self._layout_of(outputs, given)
                 begun.call = self._begun.call = self._call_of(self._layout, outputs)
+                begun.call.number = begun.number
             finally:
                 self._calls.end(begun)
             return outputs
@@ -253,12 +277,41 @@ class _Pass:
     """Gradients, or results without a backward pass, if any other call is live."""
     is_done: bool = False
     """Whether a backward pass, or a call without one, returned."""
+    number: int = -1
+    """Number of its call in the step; -1 without a backward pass."""
 
 
 class LiveCalls:
-    """Live calls and running passes of all graphs of one back end. Threads may share it."""
+    """Live calls and running passes of all graphs of one back end. Threads may share it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    share_of_whole : float, optional
+        The budget of several calls as a fraction of their peak with everything kept.
+    """
+
+    def __init__(self, share_of_whole: float | None = None) -> None:
+        self.share_of_whole = share_of_whole
+        self.budget_bytes: int | None = None
+        """Budget of several calls, once it is known [B]."""
+        self.outside_bytes = 0
+        """What of the budget of several calls is for others [B]."""
+        self.wrapped_bytes: Callable[[], int] = lambda: 0
+        """Returns what DDP or FSDP2 has now [B]."""
+        self.is_expected = False
+        """Whether the call that begins has the plan that was chosen for it in its step."""
+        self.is_pinned = False
+        """Whether the call that begins has one plan in all steps."""
+        self.last_step: tuple[Event, ...] | None = None
+        """Passes of the step that was completed last; None if one was not complete."""
+        self._events: list[Event] = []
+        self._next_number = 0
+        self._is_regular = True
+        """Whether each pass of this step could be attributed to a call."""
+        self._whole_bytes = 0
+        """Peak of the calls of this step with everything kept, as far as they are known [B]."""
+        self._forward_bytes = 0
+        """Most that forward passes took before the budget was known [B]."""
         self.refusal: str | None = None
         """Why the back end refused last; None after a step that was completed since."""
         self.has_run = False
@@ -273,9 +326,9 @@ class LiveCalls:
         self._copied_bytes = 0
         """Copies of such gradients by autograd [B]."""
 
-    def __reduce__(self) -> tuple[type[LiveCalls], tuple[()]]:
+    def __reduce__(self) -> tuple[type[LiveCalls], tuple[float | None]]:
         """Return how a copy is made: without live calls."""
-        return LiveCalls, ()
+        return LiveCalls, (self.share_of_whole,)
 
     def refuse(self, text: str) -> str:
         """Note why the back end refused, for its summary, and return it."""
@@ -342,32 +395,118 @@ class LiveCalls:
             self._handed |= begun.handed
             if begun.handed and begun.is_backward:
                 self._copied_bytes += begun.graph.peaks.copied_bytes
+            is_done = begun.call is not None or begun.is_done
+            self._is_regular = self._is_regular and is_done and not begun.keeps
             self._forget_dead()
             if begun.is_done and not self._calls and not self._passes:
                 self.has_run, self.refusal = True, None
+                self._end_step()
+
+    def next_number(self) -> int:
+        """Return the number that the next call has in its step; 0 begins one."""
+        with self._lock:
+            self._forget_dead()
+            return self._next_number if self._calls or self._passes else 0
+
+    def _end_step(self) -> None:
+        """Keep the passes of a step in which each call had its backward pass."""
+        ended = {event.number for event in self._events if event.is_backward}
+        begun = {event.number for event in self._events if event.number >= 0}
+        if begun:
+            is_complete = self._is_regular and begun == ended
+            self.last_step = tuple(self._events) if is_complete else None
+
+    def _begin_step(self) -> None:
+        self._events.clear()
+        self._next_number, self._is_regular = 0, True
+        self._whole_bytes = self._forward_bytes = 0
+
+    def _note(self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int) -> None:
+        """Note a pass in the step, with what is in RAM beside it whichever plans are chosen."""
+        own = begun.own
+        if begun.is_backward:
+            begun.number = -1 if own is None else own.number
+            self._is_regular = self._is_regular and own is not None
+        elif begun.graph.frontier is not None and not self.is_pinned:
+            begun.number = self._next_number
+            self._next_number += 1
+        self._is_regular = self._is_regular and not self._passes
+        planned = [call for call in others if call.may_save and call.number >= 0]
+        waiting = tuple(call.number for call in planned)
+        beside_bytes = held_bytes - sum(call.saved_bytes for call in planned)
+        fixed_bytes = beside_bytes + begun.peak_bytes
+        if begun.number >= 0:
+            peaks = begun.graph.peaks
+            fixed_bytes -= peaks.backward_bytes if begun.is_backward else peaks.forward_bytes
+        if begun.is_backward and own is not None and not self._events[-1].is_backward:
+            beside_bytes += self.outside_bytes + own.held_bytes
+            if begun.number >= 0:
+                beside_bytes -= own.saved_bytes
+            calls = (*waiting, *([begun.number] if begun.number >= 0 else []))
+            self._events.append(Event(None, -1, False, calls, beside_bytes))  # noqa: FBT003
+        self._events.append(
+            Event(begun.graph.frontier, begun.number, begun.is_backward, waiting, fixed_bytes)
+        )
+
+    def _budget_bytes(
+        self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int
+    ) -> tuple[int, bool]:
+        """Return the budget, and whether all calls that it depends on are known by now.
+
+        A percentage is of the calls of the first step, which are known when a backward pass begins.
+        """
+        graphs = [begun.graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
+        own_bytes = max(graph.budget_bytes for graph in graphs)
+        if self.budget_bytes is not None:
+            return max(own_bytes, self.budget_bytes), True
+        frontier = begun.graph.frontier
+        if self.share_of_whole is None or frontier is None or (len(graphs) == 1 and own_bytes):
+            return own_bytes, True
+        whole_bytes = held_bytes
+        for call in others:
+            if call.graph.frontier is not None and call.may_save:
+                kept = call.graph.frontier.keep_all.peaks
+                whole_bytes += max(0, kept.saved_bytes - call.saved_bytes)
+        peaks = frontier.keep_all.peaks
+        whole_bytes += max(peaks.forward_bytes, peaks.backward_bytes)
+        self._whole_bytes = max(self._whole_bytes, whole_bytes)
+        share = self.share_of_whole if begun.is_backward else 1.0
+        return max(own_bytes, int(share * self._whole_bytes)), begun.is_backward
 
     def _reserve(self, begun: _Pass) -> str | None:
         """Reserve the peak of a pass, or return why that would exceed the budget."""
         graph = begun.graph
         with self._lock:
             self._forget_dead()
+            if not self._calls and not self._passes:
+                self._begin_step()
             others = [call for call in self._calls if call is not begun.own]
             graphs = [graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
-            budget_bytes = max(graph.budget_bytes for graph in graphs)
-            held_bytes = self._copied_bytes
+            held_bytes = self._copied_bytes + self.wrapped_bytes()
             held_bytes += sum(call.held_bytes for call in others)
             held_bytes += sum(running.peak_bytes for running in self._passes)
             held_bytes += sum(
                 tensor.alive_bytes for key, tensor in self._handed.items() if key not in begun.given
             )
+            budget_bytes, is_known = self._budget_bytes(begun, others, held_bytes)
             needed_bytes = held_bytes + begun.peak_bytes
+            if begun.is_backward and self.budget_bytes is None:
+                needed_bytes = max(needed_bytes, self._forward_bytes)
             # A checkpoint that is computed again lets its results go before the backward pass.
             is_again = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001 - no other way
-            if graph.peaks.backward_bytes and not (begun.is_backward or is_again):
+            is_open = is_known and not self.is_expected
+            is_first = graph.peaks.backward_bytes and not (begun.is_backward or is_again)
+            if is_open and is_first:
                 needed_bytes = max(needed_bytes, self._next_backward_bytes(graph, held_bytes))
+            if is_first and not self.is_expected and (len(graphs) > 1 or graph.is_several):
+                between_bytes = held_bytes + graph.held_bytes + self.outside_bytes
+                needed_bytes = max(needed_bytes, between_bytes)
             if needed_bytes <= budget_bytes:
+                if not is_known:
+                    self._forward_bytes = max(self._forward_bytes, needed_bytes)
                 if len(graphs) > 1:
                     self.together_bytes = max(self.together_bytes, needed_bytes)
+                self._note(begun, others, held_bytes)
                 self._passes.append(begun)
                 return None
         if len(graphs) == 1:

@@ -8,6 +8,7 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
@@ -22,7 +23,7 @@ from poetmodel.torch.compiled import of_solve
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.joint_graph import sizes_of
 from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
-from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
+from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -124,6 +125,8 @@ class PassPeaks(NamedTuple):
     forward_bytes: int
     held_bytes: int = 0
     """Saved tensors and results between both passes."""
+    saved_bytes: int = 0
+    """Saved tensors that are no results."""
     backward_bytes: int = 0
     """With results and gradients; 0 without a backward pass."""
     retained_bytes: int | None = None
@@ -144,6 +147,13 @@ class GraphPlan:
     peaks: PassPeaks
     forward_outputs: int
     """Outputs of the forward pass that are results; the others are saved tensors."""
+    turn: int | None = None
+    """Node of the plan's graph between both passes; None without one."""
+
+    @property
+    def time_s(self) -> float:
+        """Estimated time of both passes, with recomputations and transfers [s]."""
+        return self.check.makespan_s or 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +172,23 @@ class BackendOptions:
     regions: Mapping[str, str | int] | None = None
     loss_only: bool = False
 
+    @property
+    def budget(self) -> Budget | None:
+        """The budget as stated; None for the peak of the model by itself, ``eager``."""
+        return None if self.ram == EAGER_PEAK else Budget.parse(self.ram)
+
+    @property
+    def share_of_whole(self) -> float | None:
+        """The budget as a fraction of what is taken with everything kept; None for bytes."""
+        if self.budget is None:
+            return 1.0
+        return None if self.budget.share is None else float(self.budget.share)
+
+    @property
+    def stated_bytes(self) -> int | None:
+        """The budget in bytes; None for a fraction [B]."""
+        return None if self.budget is None else self.budget.size_bytes
+
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
     ) -> int:
@@ -170,15 +197,14 @@ class BackendOptions:
         A percentage is of the first shape of a function: the RAM of a host does not depend on its
         inputs. Where everything was kept, it still is; without gradients nothing is.
         """
-        if self.ram == EAGER_PEAK:
+        budget = self.budget
+        if budget is None:
             return keep_all_bytes if eager_bytes is None else eager_bytes
-        is_share = str(self.ram).strip().endswith("%")
-        if is_share and joint.is_inference:
+        if budget.share is not None and joint.is_inference:
             return keep_all_bytes
         first_bytes = call.first_bytes.setdefault(call.function, keep_all_bytes)
-        budget_bytes = parse_size(self.ram, field="ram", whole_bytes=first_bytes)
-        keeps = is_share and budget_bytes >= first_bytes
-        return max(budget_bytes, keep_all_bytes) if keeps else budget_bytes
+        budget_bytes = budget.resolve(first_bytes)
+        return max(budget_bytes, keep_all_bytes) if budget.keeps_all else budget_bytes
 
 
 class Outside(NamedTuple):
@@ -208,6 +234,14 @@ class FirstCall:
     """Whether FSDP2 shards the parameters of its module."""
     tell: Callable[[str], None] = lambda _: None
     """Takes the stage that begins."""
+    is_several: bool = False
+    """Whether calls of other graphs, or more of this one, are expected to wait beside the call."""
+    planned: GraphPlan | None = None
+    """The plan that is carried out; by default one is solved for."""
+    wrapped_bytes: int = 0
+    """What DDP or FSDP2 has beside the function [B]."""
+    share: Callable[[str, Callable[[], Any]], Any] = lambda _, make: make()
+    """Takes the form of a graph and what solves it, and returns the answer for all processes."""
 
     def left_s(self, least_s: float = LEAST_S) -> float:
         """Return the time that is left [s], or the least that helps."""
@@ -218,7 +252,7 @@ def check_budget(ram: object) -> None:
     """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
     if ram == EAGER_PEAK:
         return
-    size = parse_size(ram, field="ram", whole_bytes=_SOME_BYTES)  # type: ignore[arg-type]
+    size = Budget.parse(ram).resolve(_SOME_BYTES)  # type: ignore[arg-type]
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
     if size <= _PERCENT and str(ram).strip().isdigit():
@@ -242,31 +276,26 @@ def plan(
     BudgetError
         If the budget is too small: says the least that is known to do.
     """
-    joint.apply(profiles)
-    joint.outside_bytes = call.outside.peak_bytes
-    graph = joint.training_graph()
-    device = wanted.device or this_machine(wanted.cache)
-    costs = _costs(graph, wanted, device, [profile.time_s for profile in profiles])
-    # Autograd has the gradients of results for the whole backward pass, and the caller the results.
-    beside = {
-        "results": sum(joint.storages[number].bytes for number in joint.handed_early),
-        f"their gradients{_ZEROS if joint.has_zeros else ''}": joint.tangents_bytes,
-        "copies of what is overwritten": _copies_bytes(joint),
-        "what stays outside": call.outside.rest_bytes,
-        "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
-    }
-    beside_bytes = sum(beside.values())
-    keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
-    eager_bytes = joint.own_peak_bytes(graph)
-    if eager_bytes is not None:
-        eager_bytes += beside_bytes
-    budget_bytes = wanted.budget_bytes(joint, keep_all_bytes, eager_bytes, call)
-    beside["what Inductor takes"] = reserved_bytes
-    beside_bytes += reserved_bytes
-    usable_bytes = max(1, budget_bytes - beside_bytes)
-    problem = Problem(
-        graph, costs, ram=usable_bytes, paging=wanted.paging is not None, minimize="time"
+    graph_problem = GraphProblem.of(
+        joint,
+        profiles,
+        wanted,
+        name=name,
+        call=call,
+        reserved_bytes=reserved_bytes,
+        is_predicted=is_predicted,
     )
+    whole_bytes, own_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
+    budget_bytes = wanted.budget_bytes(
+        joint,
+        whole_bytes + call.wrapped_bytes,
+        None if own_bytes is None else own_bytes + call.wrapped_bytes,
+        call,
+    )
+    beside_bytes = graph_problem.beside_bytes + call.wrapped_bytes
+    usable_bytes = max(1, budget_bytes - beside_bytes)
+    problem = graph_problem.problem(usable_bytes)
+    graph = problem.graph
     regions = regions_of(joint, graph, wanted.regions)
     result = None
     if floor(graph).bytes <= usable_bytes:
@@ -276,7 +305,7 @@ def plan(
     if result is None or result.schedule is None:
         late = set(joint.held) - joint.handed_early
         gradients_bytes = sum(joint.storages[number].bytes for number in late)
-        parts = {"gradients that are handed over": gradients_bytes, **beside}
+        parts = {"gradients that are handed over": gradients_bytes, **graph_problem.beside}
         told = ", ".join(f"{size:,} B {what}" for what, size in parts.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
         text = _too_little(
@@ -286,82 +315,233 @@ def plan(
         if call.outside.peak_bytes:
             text += f"; between both passes {call.outside.peak_bytes:,} B are for what is outside"
         raise BudgetError(text)
-    plan, check = checked_plan(
-        graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
-    )
-    counts = Counter(instruction.op for instruction in plan.program)
-    record = PlanRecord(
-        name=name,
-        ram_budget_bytes=budget_bytes,
-        predicted_peak_bytes=check.peak_ram_bytes + beside_bytes,
-        keep_all_bytes=keep_all_bytes,
-        status=str(result.status),
-        gap=result.gap,
-        overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
-        recomputed=counts[Op.COMPUTE] - len(graph.nodes),
-        paged_out=counts[Op.PAGE_OUT],
-        paged_in=counts[Op.PAGE_IN],
-        solve_s=result.solve_s,
-        given_bytes=_given_bytes(joint),
-        device=device.key or device.name,
-        eager_bytes=eager_bytes,
-        is_predicted=is_predicted,
-        outside_bytes=call.outside.peak_bytes if any(call.outside) else None,
-        regions=tuple(part.check(graph, result.schedule) for part in regions),
-        is_loss_missing=joint.has_loss_outside and not any(call.outside),
-    )
-    results_bytes = beside["results"] + beside["copies of what is overwritten"]
-    forward_beside_bytes = results_bytes + beside["tokens of pages"] + reserved_bytes
-    peaks = _pass_peaks(joint, graph, plan, check, (forward_beside_bytes, beside_bytes))
-    return GraphPlan(
-        record=record,
-        result=result,
-        plan=plan,
-        check=check,
-        peaks=peaks,
-        forward_outputs=joint.forward_outputs,
-    )
+    return graph_problem.planned(problem, result, regions, budget_bytes=budget_bytes)
 
 
-def _pass_peaks(
-    joint: JointGraph, graph: Graph, plan: Plan, check: PlanCheck, beside_bytes: tuple[int, int]
-) -> PassPeaks:
-    """Return the peaks of both passes of a plan; `beside_bytes` are beside it in each [B]."""
-    forward_beside_bytes, backward_beside_bytes = beside_bytes
-    high = [moment.high_bytes for moment in check.moments]
-    count = sum(operation.phase is Phase.FORWARD for operation in joint.operations)
-    begin = next(
-        (k for k, (op, index) in enumerate(plan.program) if op == Op.COMPUTE and index >= count),
-        len(high),
-    )
-    forward_bytes = max(high[:begin], default=0) + forward_beside_bytes
-    if joint.is_inference:
-        return PassPeaks(max(high, default=0) + backward_beside_bytes)
-    held_bytes = check.moments[begin - 1].ram_bytes if begin else 0
-    saved, freed_bytes, retained_bytes = set[int](), 0, 0
-    for k, (op, index) in enumerate(plan.program):
-        if k < begin:
-            if op == Op.COMPUTE:
-                saved.update(graph.outputs_of[index])
-            elif op == Op.PAGE_IN:
-                saved.add(index)
-            elif op == Op.FREE:
-                saved.discard(index)
-            continue
-        retained_bytes = max(retained_bytes, high[k] + freed_bytes)
-        if op == Op.FREE and index in saved:  # autograd keeps this copy
-            saved.remove(index)
-            freed_bytes += graph.tensor_bytes[index]
-    return PassPeaks(
-        forward_bytes=forward_bytes,
-        held_bytes=held_bytes + forward_beside_bytes,
-        backward_bytes=max(high[begin:], default=0) + backward_beside_bytes,
-        retained_bytes=retained_bytes + backward_beside_bytes,
-        copied_bytes=joint.copied_bytes,
-    )
+@dataclass(frozen=True, kw_only=True)
+class GraphProblem:
+    """A captured graph with sizes and costs, ready to be planned within budgets."""
+
+    joint: JointGraph
+    wanted: BackendOptions
+    name: str
+    call: FirstCall
+    graph: Graph
+    device: Device
+    times_s: tuple[float, ...]
+    """Measured times of its operations [s]."""
+    beside: Mapping[str, int]
+    """What the backward pass has beside the plan, in words [B]."""
+    forward_beside_bytes: int
+    """The same of the forward pass [B]."""
+    keep_all_bytes: int
+    """Peak with everything kept, without what DDP and FSDP2 have [B]."""
+    eager_bytes: int | None
+    """Peak with the checkpoints of the model [B]; None where it has none."""
+    is_predicted: bool
+
+    @classmethod
+    def of(
+        cls,
+        joint: JointGraph,
+        profiles: Sequence[OpProfile],
+        wanted: BackendOptions,
+        *,
+        name: str,
+        call: FirstCall,
+        reserved_bytes: int = 0,
+        is_predicted: bool = False,
+    ) -> GraphProblem:
+        """Return the problem of a graph; sets the sizes of the graph to those of the profiles."""
+        joint.apply(profiles)
+        joint.outside_bytes = call.outside.peak_bytes
+        graph = joint.training_graph()
+        # Autograd has the gradients of results for the whole backward pass, the caller the results.
+        beside = {
+            "results": sum(joint.storages[number].bytes for number in joint.handed_early),
+            f"their gradients{_ZEROS if joint.has_zeros else ''}": joint.tangents_bytes,
+            "copies of what is overwritten": _copies_bytes(joint),
+            "what stays outside": call.outside.rest_bytes,
+            "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
+        }
+        keep_all_bytes = checkpoint_all_peak_bytes(graph) + sum(beside.values())
+        eager_bytes = joint.own_peak_bytes(graph)
+        if eager_bytes is not None:
+            eager_bytes += sum(beside.values())
+        beside["what Inductor takes"] = reserved_bytes
+        early = ("results", "copies of what is overwritten", "tokens of pages")
+        return cls(
+            joint=joint,
+            wanted=wanted,
+            name=name,
+            call=call,
+            graph=graph,
+            device=wanted.device or this_machine(wanted.cache),
+            times_s=tuple(profile.time_s for profile in profiles),
+            beside=beside,
+            forward_beside_bytes=sum(beside[key] for key in early) + reserved_bytes,
+            keep_all_bytes=keep_all_bytes,
+            eager_bytes=eager_bytes,
+            is_predicted=is_predicted,
+        )
+
+    @property
+    def beside_bytes(self) -> int:
+        """What the backward pass has beside the plan [B]."""
+        return sum(self.beside.values())
+
+    @property
+    def turn(self) -> int:
+        """Number of the node between both passes, in graphs that have one."""
+        return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
+
+    def problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
+        """Return the problem of a schedule within a budget for what is planned.
+
+        Parameters
+        ----------
+        usable_bytes : int
+            RAM for the operations of the graph [B].
+        saved_bytes : int, optional
+            Most that is in RAM between both passes [B]: a node without results is there then,
+            which takes the rest of the RAM.
+        """
+        graph, times_s = self.graph, list(self.times_s)
+        if saved_bytes is not None:
+            self.joint.outside_bytes = self.call.outside.peak_bytes
+            graph = self.joint.training_graph(turn_bytes=max(0, usable_bytes - saved_bytes))
+            times_s.insert(self.turn, 0.0)
+        costs = _costs(graph, self.wanted, self.device, times_s)
+        paging = self.wanted.paging is not None
+        return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
+
+    def within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
+        """Return a plan within two limits; None if none was found in time.
+
+        Parameters
+        ----------
+        peak_bytes : int
+            Most RAM of each pass, with what it has beside the plan [B].
+        saved_bytes : int
+            Most RAM of tensors that are saved for the backward pass, without results [B].
+        """
+        usable_bytes = peak_bytes - self.beside_bytes
+        if usable_bytes <= 0:
+            return None
+        problem = self.problem(usable_bytes, saved_bytes=saved_bytes)
+        if floor(problem.graph).bytes > usable_bytes:
+            return None
+        regions = regions_of(self.joint, problem.graph, self.wanted.regions)
+        result = _solved(problem, self.wanted, self.call, regions)
+        if result.schedule is None:
+            return None
+        return self.planned(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
+
+    def planned(
+        self,
+        problem: Problem,
+        result: SolveResult,
+        regions: Sequence[Region],
+        *,
+        budget_bytes: int,
+        turn: int | None = None,
+    ) -> GraphPlan:
+        """Return the plan of a schedule, which an independent check has simulated."""
+        graph, schedule = problem.graph, result.require_schedule()
+        plan, check = checked_plan(
+            graph,
+            problem.costs,
+            schedule,
+            mode=StorageMode.BLOCKING,
+            ram_budget_bytes=problem.ram_budget_bytes,
+        )
+        peaks = self._pass_peaks(graph, plan, check, turn)
+        counts = Counter(instruction.op for instruction in plan.program)
+        wrapped_bytes = self.call.wrapped_bytes
+        peak_bytes = check.peak_ram_bytes + self.beside_bytes + wrapped_bytes
+        if turn is not None:
+            peak_bytes = max(peaks.forward_bytes, peaks.backward_bytes)
+        outside = self.call.outside
+        record = PlanRecord(
+            name=self.name,
+            ram_budget_bytes=budget_bytes,
+            predicted_peak_bytes=peak_bytes,
+            keep_all_bytes=self.keep_all_bytes + (0 if turn is not None else wrapped_bytes),
+            status=str(result.status),
+            gap=result.gap,
+            overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
+            recomputed=counts[Op.COMPUTE] - len(graph.nodes),
+            paged_out=counts[Op.PAGE_OUT],
+            paged_in=counts[Op.PAGE_IN],
+            solve_s=result.solve_s,
+            given_bytes=_given_bytes(self.joint),
+            device=self.device.key or self.device.name,
+            eager_bytes=self.eager_bytes,
+            is_predicted=self.is_predicted,
+            outside_bytes=outside.peak_bytes if any(outside) else None,
+            regions=tuple(part.check(graph, schedule) for part in regions),
+            is_loss_missing=self.joint.has_loss_outside and not any(outside),
+        )
+        return GraphPlan(
+            record=record,
+            result=result,
+            plan=plan,
+            check=check,
+            peaks=peaks,
+            forward_outputs=self.joint.forward_outputs,
+            turn=turn,
+        )
+
+    def _pass_peaks(
+        self, graph: Graph, plan: Plan, check: PlanCheck, turn: int | None
+    ) -> PassPeaks:
+        """Return the peaks of both passes of a plan, with what is beside it."""
+        high = [moment.high_bytes for moment in check.moments]
+        count = self.turn
+        begin = next(
+            (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
+            len(high),
+        )
+        if self.joint.is_inference:
+            return PassPeaks(max(high, default=0) + self.beside_bytes)
+        held_bytes = check.moments[begin - 1].ram_bytes if begin else 0
+        first = begin if turn is None else begin + 1
+        saved, freed_bytes, retained_bytes = set[int](), 0, 0
+        for k, (op, index) in enumerate(plan.program):
+            if k < begin:
+                if op == Op.COMPUTE:
+                    saved.update(graph.outputs_of[index])
+                elif op == Op.PAGE_IN:
+                    saved.add(index)
+                elif op == Op.FREE:
+                    saved.discard(index)
+                continue
+            if k >= first:
+                retained_bytes = max(retained_bytes, high[k] + freed_bytes)
+            if op == Op.FREE and index in saved:  # autograd keeps this copy
+                saved.remove(index)
+                freed_bytes += graph.tensor_bytes[index]
+        return PassPeaks(
+            forward_bytes=max(high[:begin], default=0) + self.forward_beside_bytes,
+            held_bytes=held_bytes + self.forward_beside_bytes,
+            saved_bytes=held_bytes,
+            backward_bytes=max(high[first:], default=0) + self.beside_bytes,
+            retained_bytes=retained_bytes + self.beside_bytes,
+            copied_bytes=self.joint.copied_bytes,
+        )
 
 
 def _solved(
+    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+) -> SolveResult:
+    """Return the schedule that one process found for all: the known one where it will do."""
+    result: SolveResult = call.share(
+        problem.graph.sha256, lambda: _solved_here(problem, wanted, call, regions)
+    )
+    return result
+
+
+def _solved_here(
     problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
     """Return the schedule that is known of a problem where it will do, else solve."""
@@ -466,7 +646,7 @@ def _too_little(
     )
     if least.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_share = str(wanted.ram).strip().endswith("%")
+    is_share = wanted.budget is not None and wanted.budget.share is not None
     return refusal(
         name,
         budget_bytes,

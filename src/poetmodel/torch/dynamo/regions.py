@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.fx import traceback
 
-from poetmodel.baselines.saved_sets import recompute_once
+from poetmodel.budgets import Budget
 from poetmodel.errors import InputError, VerificationError, shown
 from poetmodel.graph import Phase
+from poetmodel.heuristics.execution import recompute_once
 from poetmodel.model import build
 from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Candidate, Outcome, accepted, better, finish, is_closed
 from poetmodel.solver.request import Request
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -84,7 +85,7 @@ def region_faults(regions: Any) -> Iterator[str]:
         return
     for pattern, ram in (regions or {}).items():
         try:
-            parse_size(ram, field=f"regions: {pattern}", whole_bytes=1)
+            Budget.parse(ram, field=f"regions: {pattern}")
         except InputError as error:
             yield from error.faults
 
@@ -155,7 +156,7 @@ def regions_of(
 def _region(graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]) -> Region:
     kept = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
     whole_bytes = sum(graph.tensor_bytes[i] for i in kept)
-    limit_bytes = parse_size(ram, field=f"region {name}", whole_bytes=whole_bytes)
+    limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(whole_bytes)
     return Region(name=name, tensors=tensors, limit_bytes=limit_bytes, stage=stage)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
 from poetmodel.torch.compiled import stages_shown
 from poetmodel.torch.dynamo.costs import Profiles
+from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.live_calls import LiveCalls
 from poetmodel.torch.dynamo.outside import abandon
@@ -29,19 +31,25 @@ from poetmodel.torch.dynamo.planning import (
     BackendOptions,
     FirstCall,
     GraphPlan,
+    GraphProblem,
     Outside,
     PlanRecord,
     plan,
     write_page,
 )
+from poetmodel.torch.dynamo.ranks import Ranks
+from poetmodel.torch.dynamo.steps import StepPlanner
+from poetmodel.torch.dynamo.wrappers import bucket_bytes, gathered_bytes
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from torch import fx
+    from torch.nn.parallel import DistributedDataParallel
 
     from poetmodel.torch.dynamo.joint_graph import JointGraph
+    from poetmodel.torch.graph.profiles import OpProfile
 
 FORMAT: Final = "poetmodel-backend"
 VERSION: Final = 1
@@ -56,6 +64,7 @@ _RETURN_IT: Final = (
     "compile the function that returns the loss, or give outside= with its size, or "
     "outside='auto', which measures it"
 )
+_STATE_IT: Final = "give outside= with the size of what is beside the compiled parts"
 _CHECKPOINTED: Final = (
     "%s: its model checkpoints itself; the plan takes the place of that, and ram=%s allows more: "
     "with everything kept it takes %s, with its own checkpoints %s; ram='eager' allows no more"
@@ -111,7 +120,18 @@ class GraphPlanner:
         self._first_bytes: dict[Hashable, int] = {}
         self._call: FirstCall | None = None
         self._has_told = False
-        self._live = LiveCalls()
+        self._live = LiveCalls(wanted.share_of_whole)
+        self._live.wrapped_bytes = self._wrapped_bytes
+        self._steps = StepPlanner(wanted.share_of_whole, wanted.stated_bytes)
+        self._live.budget_bytes = wanted.stated_bytes
+        self._live.outside_bytes = self._outside().peak_bytes
+        self._ranks = Ranks(wanted.time_limit)
+        self._frontier: Frontier | None = None
+        """Plans of the graph that was captured last."""
+        self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        """DDP modules in which the back end compiled something."""
+        self._has_shards = False
+        """Whether FSDP2 shards something that the back end compiled."""
 
     @contextmanager
     def first_call(
@@ -140,11 +160,23 @@ class GraphPlanner:
                     until_s=until_s,
                     outside=self._outside(),
                 )
+            changes = {"share": self._share, **changes}
             self._call = replace(before, until_s=until_s, tell=tell, **changes)
             try:
                 yield self._call
             finally:
                 self._call = None
+
+    def _wrapped_bytes(self) -> int:
+        """Return what DDP and FSDP2 have now beside compiled functions [B]."""
+        size = sum(map(bucket_bytes, self._replicas))
+        return size + gathered_bytes() if self._has_shards else size
+
+    def _share(self, form: str, make: Callable[[], Any]) -> Any:
+        """Return the answer of the first process, if a wrapper needs the same in all."""
+        if self._replicas or self._has_shards:
+            return self._ranks.share(form, make)
+        return make()
 
     def _outside(self) -> Outside:
         """Return what is reserved for others; what is measured is not known yet."""
@@ -186,6 +218,7 @@ class GraphPlanner:
         After a refusal its reason is the last line, or the only one if no step was ever completed.
         """
         refusal, lines = self._live.refusal, [*map(str, self.plans)]
+        lines += map(str, self._steps.choices)
         if self._live.together_bytes:
             lines.append(TOGETHER + format_bytes(self._live.together_bytes))
         if refusal is not None:
@@ -241,15 +274,9 @@ class GraphPlanner:
                 if self._is_predicted
                 else self._profiles.of(joint)
             )
-            planned = plan(
-                joint,
-                profiles,
-                self._wanted,
-                name=name,
-                call=call,
-                reserved_bytes=reserved_bytes,
-                is_predicted=self._is_predicted,
-            )
+            planned = call.planned
+            if planned is None:
+                planned = self._plan(joint, profiles, name, call, reserved_bytes)
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
         record = planned.record
@@ -264,7 +291,43 @@ class GraphPlanner:
         if record.is_loss_missing and not self._has_told:
             self._has_told = True
             remedy = _RETURN_IT if self._wanted.outside is None else _FIRST_STEP
+            if planned.turn is not None:
+                remedy = _STATE_IT
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
-        new = rewriter.rewrite(planned.plan.program)
+        new = rewriter.rewrite(planned.plan.program, planned.turn)
         return new, list(rewriter.saved)
+
+    def _plan(
+        self,
+        joint: JointGraph,
+        profiles: Sequence[OpProfile],
+        name: str,
+        call: FirstCall,
+        reserved_bytes: int,
+    ) -> GraphPlan:
+        """Return the plan of a graph: alone, or that which leaves most to calls beside it."""
+        self._frontier = None
+        options: dict[str, Any] = {
+            "name": name,
+            "call": call,
+            "reserved_bytes": reserved_bytes,
+            "is_predicted": self._is_predicted,
+        }
+        if not joint.is_inference and not self._is_predicted and not reserved_bytes:
+            alone = options | {"call": replace(call, outside=Outside())}
+            self._frontier = Frontier(GraphProblem.of(joint, profiles, self._wanted, **alone))
+        if self._frontier is None or not call.is_several:
+            return plan(joint, profiles, self._wanted, **options)
+        stated_bytes = self._wanted.stated_bytes
+        if stated_bytes is not None:
+            self._frontier.refuse(stated_bytes)
+        tight = self._frontier.tight
+        budget_bytes = stated_bytes or tight.record.predicted_peak_bytes
+        record = replace(
+            tight.record,
+            ram_budget_bytes=budget_bytes,
+            outside_bytes=call.outside.peak_bytes or None,
+            is_loss_missing=tight.record.is_loss_missing and not any(call.outside),
+        )
+        return replace(tight, record=record)

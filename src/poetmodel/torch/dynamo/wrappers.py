@@ -1,18 +1,23 @@
 """Recognize models that DDP or FSDP2 wraps, and say how a model is compiled inside of them."""
 
+# ruff: noqa: SLF001 - PyTorch tells nothing of its wrappers otherwise
+
 from __future__ import annotations
 
+import gc
 import sys
+from importlib import import_module
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final
 
-from torch._dynamo import utils
+import torch
+from torch._dynamo import OptimizedModule, utils
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import Unsupported
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
 """The mode in which Dynamo splits a model into the buckets of DDP."""
@@ -31,25 +36,96 @@ _ADVICE: Final = {
     "torch/distributed/fsdp/_fully_shard/": _SHARDED,
 }
 """What to do, by the path of PyTorch's code that Dynamo failed to capture."""
+FSDP: Final = "torch.distributed.fsdp"
+"""Module of FSDP2."""
+_DEPTH: Final = 20
+"""Modules up to the root of a model that are searched for compiled ones."""
 _BACKEND: Final = ("_torchdynamo_orig_backend", "compiler_fn")
 """Attributes by which PyTorch's wrappers of a back end hold it."""
 
 
 def has_ddp_buckets() -> bool:
     """Return whether Dynamo makes a graph for each bucket of the DDP module that runs now."""
-    return _is_in_ddp() and utils.get_optimize_ddp_mode() == _DDP_OPTIMIZER
+    return active_ddp() is not None and utils.get_optimize_ddp_mode() == _DDP_OPTIMIZER
+
+
+def active_ddp() -> DistributedDataParallel | None:
+    """Return the DDP module whose forward pass runs; None without one."""
+    found: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
+    return found
+
+
+def bucket_bytes(module: DistributedDataParallel) -> int:
+    """Return the size of the buckets in which DDP reduces gradients [B]."""
+    return sum(p.nbytes for p in module.module.parameters() if p.requires_grad)
 
 
 def is_sharded(value: object) -> bool:
-    """Return whether a value is a module whose parameters FSDP2 shards."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    return kind is not None and isinstance(value, kind)
+    """Return whether a value is a module whose parameters FSDP2 shards, or a part of one."""
+    if not isinstance(value, torch.nn.Module):
+        return False
+    return any(value is part for module in _sharded_modules() for part in module.modules())
+
+
+def _sharded_modules() -> Iterator[torch.nn.Module]:
+    if FSDP in sys.modules:
+        kind = sys.modules[FSDP].FSDPModule
+        states = import_module("torch.distributed._composable_state")._module_state_mapping
+        yield from (module for module in list(states) if isinstance(module, kind))
+
+
+def gathered_bytes() -> int:
+    """Return what FSDP2 has now beside sharded parameters [B].
+
+    Parameters that are gathered, buffers of collectives, and sharded gradients.
+    """
+    storages: dict[int, int] = {}
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = getattr(value, "_local_tensor", value)
+            storage = value.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+
+    for module in _sharded_modules():
+        state = module._get_fsdp_state()
+        communication = state._comm_ctx
+        if (gathered := getattr(communication, "all_gather_state", None)) is not None:
+            add(gathered.all_gather_result.all_gather_output)
+        for reduced in getattr(communication, "reduce_scatter_states", ()):
+            add(reduced.reduce_scatter_input)
+        for group in state._fsdp_param_groups:
+            if group._all_gather_result is not None:
+                add(group._all_gather_result.all_gather_output)
+            for parameter in group.fsdp_params:
+                for value in parameter.all_gather_outputs:
+                    add(value)
+                add(parameter.sharded_param.grad)
+                add(parameter.unsharded_accumulated_grad)
+    return sum(storages.values())
+
+
+def has_compiled_siblings(module: torch.nn.Module) -> bool:
+    """Return whether other modules of the model that has a module are compiled."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    parents = {id(part): each for each in modules for part in each._modules.values()}
+    root, own = module, {id(module)}
+    for _ in range(_DEPTH):
+        root = parents.get(id(root), root)
+        if isinstance(root, OptimizedModule):
+            own.add(id(root))
+    if root is module:
+        return False
+    return any(
+        id(part) not in own
+        and (isinstance(part, OptimizedModule) or part._compiled_call_impl is not None)
+        for part in root.modules()
+    )
 
 
 def wrapper_advice(*, is_sharded: bool) -> str | None:
     """Return how a module is compiled within the wrapper that runs now; None without a wrapper."""
-    if _is_in_ddp():
+    if active_ddp() is not None:
         return _DDP
     return _SHARDED if is_sharded else None
 
@@ -85,10 +161,6 @@ def add_wrapper_advice(refuse: Callable[[Any], Callable[[str], object] | None]) 
     known = callback_handler.end_callbacks
     if not any(getattr(call, "__qualname__", "") == explain.__qualname__ for call in known):
         callback_handler.register_end_callback(explain)
-
-
-def _is_in_ddp() -> bool:
-    return DistributedDataParallel._get_active_ddp_module() is not None  # noqa: SLF001 - as Dynamo
 
 
 def _backend_of(error: BaseException) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.budgets import Budget
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.io import load_device
 from poetmodel.errors import BudgetError, InputError, VerificationError, shown
@@ -25,7 +26,7 @@ from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
 from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lowered
 from poetmodel.torch.executorch.planning import EdgeGraph, Reorder
-from poetmodel.units import format_bytes, format_seconds, parse_size
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -162,7 +163,7 @@ def to_executorch(
     step = EdgeGraph(edge.exported_program(), name=name)
     graph = step.training_graph()
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + step.resident_bytes
-    budget_bytes = parse_size(ram, field="ram", whole_bytes=keep_all_bytes)
+    budget_bytes = Budget.parse(ram).resolve(keep_all_bytes)
     problem = Problem(
         graph,
         Costs.estimate(graph, device),

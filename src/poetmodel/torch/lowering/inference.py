@@ -11,8 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.codes import with_codes
-from poetmodel.export.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Phase
+from poetmodel.lowered.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
-from poetmodel.export.kernels import kernel_names, parameters
-from poetmodel.export.loops import RANK, merged
-from poetmodel.export.step import (
+from poetmodel.lowered.kernels import kernel_names, parameters
+from poetmodel.lowered.loops import RANK, merged
+from poetmodel.lowered.step import (
     WORKSPACE,
     Argument,
     Call,

@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.errors import InputError, shown
 from poetmodel.export.codes import with_codes
-from poetmodel.export.fusing import fused
 from poetmodel.export.masks import masked
-from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.export.unrolled import unrolled
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.fusing import fused
+from poetmodel.lowered.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.torch.capturing.inputs import apart, empty_faults, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.export.tables import BYTES
+from poetmodel.lowered.tables import BYTES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
 from poetmodel.torch.capturing.replay import call
 from poetmodel.torch.lowering.operands import StridedView, lowers, table

@@ -12,7 +12,13 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.onnx import pointwise, recurrent, reductions, shapes, spatial
-from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, OnnxNode, plain, tensor
+from poetmodel.torch.onnx.operators import (
+    MOST_NUMBERS,
+    OPERATORS,
+    OnnxNode,
+    plain,
+    tensor,
+)
 from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
 
@@ -24,14 +30,16 @@ if TYPE_CHECKING:
 
 FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
 """The modules that register operators."""
+KNOWN: Final = frozenset(("Constant", *OPERATORS, *QUANTIZING))
+"""The operators that a file can have."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 """Operators whose input a loss takes better than their output."""
 _SAME: Final = frozenset(("Cast", "Identity"))
 _MOVED: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that leave the elements as they are, and can stand behind an ending."""
-_FIRST_ALONE: Final = frozenset(("BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"))
-"""Operators of whose outputs the first one is known."""
-_INTEGERS: Final = {2, 3, 5, 6, 7}
+_INTEGERS: Final = {2, 3, 4, 5, 6, 7, 12, 13}
+_UNSIGNED: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
+"""Types that PyTorch has no arithmetic of."""
 _TRUTH: Final = 9
 
 
@@ -41,7 +49,8 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
     Floating initializers are parameters, under their names: those of a model that PyTorch exported
     are the names of its parameters. Running statistics of a batch norm are buffers, which
     ``train()`` updates as PyTorch does. Scalars, limits, exponents and constants that are written
-    into the code are not trained. Half and double precision become float32. What is quantized at
+    into the code are not trained. Half and double precision become float32, and
+    unsigned numbers of more than a byte int64. What is quantized at
     the beginning (QuantizeLinear, DequantizeLinear) is a front in int8, and frozen.
 
     Parameters
@@ -69,8 +78,7 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
     An initializer that several nodes use is one parameter, unless all its elements are equal:
     exporters let what happens to be equal, such as the zeros of new biases, share one.
     """
-    known = {"Constant", *OPERATORS, *QUANTIZING}
-    front, record = split(read_file(path, is_known=known.__contains__))
+    front, record = split(read_file(path, is_known=KNOWN.__contains__))
     return OnnxModule(record, logits=logits, front=front)
 
 
@@ -138,7 +146,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Return the floating outputs for the inputs of the file, in its order."""
         self._check(inputs)
         values: dict[str, Any] = dict(self.numbers)
-        values.update(zip((given.name for given in self.given), inputs, strict=True))
+        names = (given.name for given in self.given)
+        values.update(zip(names, map(_signed, inputs), strict=True))
         if self.front is not None:
             reads, makes = self.ends
             values[makes] = self.front(values.pop(reads))
@@ -253,12 +262,17 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return None
 
 
+def _signed(x: torch.Tensor) -> torch.Tensor:
+    """Return unsigned numbers of more than a byte in int64; other tensors as they are."""
+    return x.to(torch.int64) if x.dtype in _UNSIGNED else x
+
+
 def _check_outputs(record: FileRecord) -> None:
     """Raise if something reads a further output of an operator that makes its first one alone."""
     read = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
         more = [repr(name) for name in node.outputs[1:] if name and name in read]
-        if node.operator in _FIRST_ALONE and more:
+        if OPERATORS[node.operator].first_output_only and more:
             raise InputError(
                 f"{record.path}: node {node.name!r} ({node.operator}): its output {more[0]} is "
                 "read, which is not known; export the network without it"

@@ -45,6 +45,10 @@ class Operator:
     """Positions of inputs that are weights, wherever the file keeps them."""
     statistics: frozenset[int]
     """Positions of inputs that are statistics of batches."""
+    first_output_only: bool
+    """Whether no node may read a further output."""
+    refuses: str
+    """The attributes and values that are not known, for the guide; or empty."""
 
 
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -56,6 +60,8 @@ def operator(
     numbers: Sequence[int] = (),
     weights: Sequence[int] = (),
     statistics: Sequence[int] = (),
+    first_output_only: bool = False,
+    refuses: str = "",
 ) -> Callable[[Run], Run]:
     """Return a decorator that registers how operators are run."""
 
@@ -66,6 +72,8 @@ def operator(
                 numbers=frozenset(numbers),
                 weights=frozenset(weights),
                 statistics=frozenset(statistics),
+                first_output_only=first_output_only,
+                refuses=refuses,
             )
         return run
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import OnnxNode, operands, operator, real, tensor, tensors
+from poetmodel.torch.onnx.operators import (
+    OnnxNode,
+    operands,
+    operator,
+    real,
+    tensor,
+    tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +115,11 @@ def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
     return torch.where(condition, *values)
 
 
-@operator("Cast", "CastLike")
+@operator(
+    "Cast",
+    "CastLike",
+    refuses="texts, complex and 8-bit floating numbers, unsigned integers of more than a byte",
+)
 def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
     """Change the type; floating numbers keep theirs, since all computing is in one."""
     if node.operator == "Cast":
@@ -214,7 +225,7 @@ def _softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return function(x, dim=node.get("axis", -1))
 
 
-@operator("Dropout", numbers=(1, 2))
+@operator("Dropout", numbers=(1, 2), first_output_only=True)
 def _dropout(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
     """Drop elements while the module trains; what the file says of its mode is not for training."""
     share = 0.5 if ratio is None else real(node, ratio, "ratio")[0]

@@ -104,7 +104,10 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
 
 
 def array_of(tensor: Any, path: Path) -> np.ndarray:
-    """Return the elements of a tensor of a file; floating ones in float32."""
+    """Return the elements of a tensor of a file: floating ones in float32, unsigned in int64.
+
+    PyTorch has no arithmetic of unsigned numbers of more than a byte.
+    """
     import numpy as np
     from onnx import numpy_helper
 
@@ -113,6 +116,8 @@ def array_of(tensor: Any, path: Path) -> np.ndarray:
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"{path}: the tensor {tensor.name!r} cannot be read: {error}") from error
     is_floating = np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"
+    if array.dtype.kind == "u" and array.itemsize > 1:
+        return array.astype(np.int64)
     return array.astype(np.float32) if is_floating else array
 
 

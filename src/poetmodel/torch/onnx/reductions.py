@@ -51,7 +51,16 @@ def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     keep = bool(node.get("keepdims", 1))
     if not over and node.get("noop_with_empty_axes", 0):  # each element by itself
         x, over, keep = x.unsqueeze(-1), [x.ndim], False
-    return _REDUCTIONS[node.operator](x, over or list(range(x.ndim)), keep)
+    over = over or list(range(x.ndim))
+    extreme = _OF_NO_ELEMENTS.get(node.operator)
+    if extreme is not None and not x.numel() and (x.is_floating_point() or x.dtype is torch.bool):
+        value = extreme if x.is_floating_point() else extreme > 0
+        return torch.full(x.sum(over, keep).shape, value, dtype=x.dtype, device=x.device)
+    return _REDUCTIONS[node.operator](x, over, keep)
+
+
+_OF_NO_ELEMENTS: Final = {"ReduceMax": -math.inf, "ReduceMin": math.inf}
+"""Results where there are no elements to reduce; of truth values: False and True."""
 
 
 @operator("ArgMax", "ArgMin")
@@ -59,7 +68,8 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
-        raise node.refused("select_last_index is not known; leave it out")
+        last: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
+        return last
     return function(x, axis, keepdim=keep)
 
 
@@ -67,9 +77,12 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     (along,) = whole(node, axis, "axis")
     x = tensor(x)
-    if node.get("exclusive", 0) or node.get("reverse", 0):
-        raise node.refused("exclusive and reverse are not known; leave them out")
-    return torch.cumsum(x, along, dtype=x.dtype)
+    x = x.flip(along) if node.get("reverse", 0) else x
+    sums = torch.cumsum(x, along, dtype=x.dtype)
+    if node.get("exclusive", 0):
+        first = torch.zeros_like(x.narrow(along, 0, 1))
+        sums = torch.cat((first, sums.narrow(along, 0, x.shape[along] - 1)), along)
+    return sums.flip(along) if node.get("reverse", 0) else sums
 
 
 @operator("TopK", numbers=(1,))
@@ -113,7 +126,7 @@ def _einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
 # -- normalization -----------------------------------------------------------------------------
 
 
-@operator("BatchNormalization", weights=(1, 2), statistics=(3, 4))
+@operator("BatchNormalization", weights=(1, 2), statistics=(3, 4), first_output_only=True)
 def _batch_norm(node: OnnxNode, x: torch.Tensor, *given: Any) -> Any:
     """Normalize by the batch while the module trains, else by the running statistics.
 
@@ -126,7 +139,7 @@ def _batch_norm(node: OnnxNode, x: torch.Tensor, *given: Any) -> Any:
     )
 
 
-@operator("LayerNormalization", weights=(1, 2))
+@operator("LayerNormalization", weights=(1, 2), first_output_only=True)
 def _layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
     shape = x.shape[axis_of(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
@@ -166,6 +179,24 @@ def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch
             v.reshape(groups, 1).expand(groups, per_group).reshape(-1) for v in (scale, bias)
         )
     return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
+
+
+@operator("MeanVarianceNormalization")
+def _standardized(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Return ``(x - mean) / (deviation + 1e-9)``; a constant x has a gradient, too."""
+    axes = [axis % x.ndim for axis in node.get("axes", (0, 2, 3))]
+    centred = x - x.mean(axes, keepdim=True)
+    count = math.prod(x.shape[axis] for axis in axes)
+    deviation = torch.linalg.vector_norm(centred, 2, axes, keepdim=True) / math.sqrt(count)
+    return centred / (deviation + 1e-9)
+
+
+@operator("LpNormalization")
+def _lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Divide by the norm along an axis; zeros stay zeros."""
+    axis = axis_of(node, x.ndim, -1)
+    norm = torch.linalg.vector_norm(x, node.get("p", 2), [axis], keepdim=True)
+    return x / torch.where(norm == 0, 1.0, norm)
 
 
 @operator("LRN")

@@ -188,7 +188,11 @@ def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     )
 
 
-@operator("Pad", numbers=(1, 2, 3))
+@operator(
+    "Pad",
+    numbers=(1, 2, 3),
+    refuses="`mode` wrap; reflect and edge, but on one or two last axes of a signal or an image",
+)
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     x = tensor(x)
     widths = whole(node, pads, "pads")
@@ -246,7 +250,7 @@ def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     return torch.gather(x, axis, _from_the_front(indices.to(torch.int64), x.shape[axis]))
 
 
-@operator("GatherND")
+@operator("GatherND", refuses="`batch_dims`")
 def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     if node.get("batch_dims", 0):
         raise node.refused("batch_dims is not 0, which is not known")
@@ -271,7 +275,7 @@ def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> tor
 _REDUCED: Final = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
-@operator("ScatterND")
+@operator("ScatterND", refuses="`reduction` max, min and mul")
 def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
     kind = node.get("reduction", "none")
     if kind not in ("none", "add"):

@@ -14,14 +14,15 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_profile
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
-from poetmodel.export.exporting import export_step, in_tiles
-from poetmodel.export.instructions import OTHER, call_instructions, counted, table
-from poetmodel.export.io import load_step, save_step
-from poetmodel.export.kernels import kernel_names
+from poetmodel.export.exporting import export_step
 from poetmodel.export.measuring import emulated_profile
-from poetmodel.export.step import Call, Ref
 from poetmodel.graph import Graph
+from poetmodel.lowered.instructions import OTHER, call_instructions, counted, table
+from poetmodel.lowered.io import load_step, save_step
+from poetmodel.lowered.kernels import kernel_names
+from poetmodel.lowered.step import Call, Ref
 from poetmodel.plan import Op
+from poetmodel.tiling.choice import in_tiles
 
 SHAPE = (8, 6, 10, 16, 6, 10, 3, 3, 1, 1, 1, 1, 1, 1, 1)
 """Of a convolution from 8 to 16 channels over 6 x 10 places, with windows of 3 x 3 around each."""

@@ -20,9 +20,9 @@ from poetmodel.errors import InputError
 from poetmodel.export.board import Target, run
 from poetmodel.export.deployment import STACK_BYTES, input_bytes, reserved_bytes
 from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step, save_step
-from poetmodel.export.tables import with_byte_inputs
-from poetmodel.export.tiles import tiled
+from poetmodel.lowered.io import load_step, save_step
+from poetmodel.lowered.tables import with_byte_inputs
+from poetmodel.tiling.tiles import tiled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Call, ConvolutionSizes, Ref
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.step import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.export.step import Argument, LoweredStep
+    from poetmodel.lowered.step import Argument, LoweredStep
 
 UPDATE_FLOPS: Final = 2
 """Of an element: the product with the rate, and the difference."""

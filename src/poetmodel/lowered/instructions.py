@@ -15,8 +15,8 @@ from importlib.resources import files
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.export.kernels import parameter_names
-from poetmodel.export.step import Call, ConvolutionSizes, Ref
+from poetmodel.lowered.kernels import parameter_names
+from poetmodel.lowered.step import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ _SLIDING: Final = (3, 5)
 @cache
 def table() -> dict[str, dict[str, float]]:
     """Return for each kernel the instructions of what it repeats."""
-    text = (files("poetmodel.export") / TABLE).read_text(encoding="utf-8")
+    text = (files("poetmodel.lowered") / TABLE).read_text(encoding="utf-8")
     rows: dict[str, dict[str, float]] = json.loads(text)
     return rows
 

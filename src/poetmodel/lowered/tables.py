@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.errors import InputError, listed
-from poetmodel.export.loops import call_refs, merged
-from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.loops import call_refs, merged
+from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from poetmodel.export.loops import Numbers
+    from poetmodel.lowered.loops import Numbers
 
 BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""

@@ -13,41 +13,24 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.fusing import fused, parted
-from poetmodel.export.kernels import changed
-from poetmodel.export.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
-from poetmodel.export.slices import ChannelLayout, Channels, channels_in
-from poetmodel.export.step import WORKSPACE, Call, LoweredStep, Ref
-from poetmodel.export.tables import LOOKUP
 from poetmodel.graph import Phase, Tensor
+from poetmodel.lowered.fusing import fused, parted
+from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.step import WORKSPACE, Call, LoweredStep, Ref
+from poetmodel.lowered.tables import LOOKUP
 from poetmodel.plan.arena import aligned
-from poetmodel.units import parse_size
+from poetmodel.tiling.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
+from poetmodel.tiling.slices import ChannelLayout, Channels, channels_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poetmodel.export.pieces import Axis, Range
+    from poetmodel.tiling.pieces import Axis, Range
 
 BLOCK: Final = 4
 """Channels that kernels take at once."""
 MIN_TILE_BYTES: Final = 4 * BLOCK
 """The size of the smallest slice of real numbers: one element of each channel of a block [B]."""
-NO_TILES: Final = "none"
-AUTO: Final = "auto"
-
-
-def parse_tile(tile: str | int | None) -> int:
-    """Return the size of tiles [B]; raise `BudgetError` for another form, or one too small."""
-    tile_bytes = parse_size(tile or 0, field="tile")
-    if tile_bytes == 0:
-        raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
-    if tile_bytes < MIN_TILE_BYTES:
-        raise BudgetError(
-            f"tile: expected at least {MIN_TILE_BYTES} B, since tiles are slices of {BLOCK} "
-            f"channels or more, got {tile_bytes:,} B; give a size such as 32KiB"
-        )
-    return tile_bytes
 
 
 def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:

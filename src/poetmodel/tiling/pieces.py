@@ -9,17 +9,17 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from poetmodel.export.kernels import changed
-from poetmodel.export.slices import BYTE, ChannelLayout, View
-from poetmodel.export.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Node, Tensor
+from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
+from poetmodel.tiling.slices import BYTE, ChannelLayout, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
 
-    from poetmodel.export.slices import Channels
+    from poetmodel.tiling.slices import Channels
 
     Range: TypeAlias = tuple[int, int]
     Axis: TypeAlias = tuple[str, bool]

@@ -13,13 +13,15 @@ from torch.nn import functional
 from kit.kernel_calls import Memory
 from kit.rotation import rotating
 from kit.traced_models import Through
+from poetmodel.budgets import TileChoice
 from poetmodel.device.io import load_device
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.exporting import chosen_tiles, export_step, in_tiles, needed_bytes
-from poetmodel.export.step import Ref
-from poetmodel.export.tiles import different_tiles, tiled, tiled_floor_bytes
+from poetmodel.export.exporting import export_step
 from poetmodel.graph import Phase, floor
+from poetmodel.lowered.step import Ref
 from poetmodel.plan.arena import ALIGNMENT
+from poetmodel.tiling.choice import chosen_tiles, in_tiles, needed_bytes
+from poetmodel.tiling.tiles import different_tiles, tiled, tiled_floor_bytes
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -368,9 +370,10 @@ def test_auto_is_the_largest_size_that_fits(tmp_path):
     """It is chosen where the whole step does not fit, printed and kept; less is refused."""
     step, device = lowered(residual), load_device("nrf52840")
     whole = needed_bytes(step, device, paging=True)
-    assert chosen_tiles(step, None, device, room_bytes=whole, paging=True) == (None, step)
-    assert chosen_tiles(step, "none", device, room_bytes=1, paging=True) == (None, step)
-    size, found = chosen_tiles(step, "auto", device, room_bytes=whole - 1, paging=True)
+    auto, none = TileChoice.AUTO, TileChoice.WHOLE
+    assert chosen_tiles(step, auto, device, room_bytes=whole, paging=True) == (None, step)
+    assert chosen_tiles(step, none, device, room_bytes=1, paging=True) == (None, step)
+    size, found = chosen_tiles(step, auto, device, room_bytes=whole - 1, paging=True)
     assert needed_bytes(found, device, paging=True) < whole
     assert needed_bytes(tiled(step, size * 2), device, paging=True) >= whole
     deployment = export_step(step, tmp_path / "auto", ram="14KiB", gap=0.5)

@@ -14,8 +14,11 @@ import numpy as np
 from pydantic import Field
 
 from poetmodel.errors import InputError, raised_as, shown
-from poetmodel.export.kernels import kernel_names, parameter_names, parameters
-from poetmodel.export.step import (
+from poetmodel.files import read_text, write_text
+from poetmodel.graph import Graph
+from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
+from poetmodel.lowered.kernels import kernel_names, parameter_names, parameters
+from poetmodel.lowered.step import (
     WORKSPACE,
     Argument,
     Buffer,
@@ -27,9 +30,6 @@ from poetmodel.export.step import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.files import read_text, write_text
-from poetmodel.graph import Graph
-from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
 from poetmodel.schedule.io import Index, Strict, parse_file
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from poetmodel.export.kernels import parameter_names
-from poetmodel.export.step import Call, Ref
+from poetmodel.lowered.kernels import parameter_names
+from poetmodel.lowered.step import Call, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from poetmodel.export.step import Argument
+    from poetmodel.lowered.step import Argument
 
     Numbers: TypeAlias = tuple[int, ...]
 

@@ -12,9 +12,9 @@ from kit.programs import needs
 from kit.rotation import rotating
 from kit.traced_models import Through
 from poetmodel.export.board import Target
-from poetmodel.export.exporting import in_tiles
-from poetmodel.export.fusing import fused, parted
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.lowered.fusing import fused, parted
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.lowering.step import lower
 
 RATE = 0.05

@@ -254,7 +254,7 @@ class LoweredStep:
         Nodes that replace state come after the node of the loss, so that a step can return with all
         state as before if its loss is not finite.
         """
-        from poetmodel.export.instructions import counted_nodes
+        from poetmodel.lowered.instructions import counted_nodes
 
         loss = changes.get("loss", self.loss)
         pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)

@@ -1,0 +1,99 @@
+"""Training in several processes: DDP, FSDP2 and blocks within budgets, by `pytorch.ranks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from harness import DONE, RecordedRun, Study, record
+from poetmodel.sweeps.measurement import FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.sweeps.measurement import Record
+
+KIND: Final = "processes"
+"""Kind of the records."""
+CAPS_MB: Final = {"ddp": (1.0, 25.0), "ddp-whole": (1.0, 25.0), "ddp-static": (1.0,),
+                  "ddp-no-sync": (1.0,)}  # fmt: skip
+"""Sizes of buckets of the ways by DDP [MB]; ``ddp-whole`` is without ``optimize_ddp``."""
+WAYS: Final = (*CAPS_MB, "fsdp", "fsdp-root", "fsdp-bf16", "blocks")
+"""Wrappers: FSDP2 of each block, of the model alone, with bf16; and one process without any."""
+SHARES: Final = (0.8, 0.6, 0.45)
+"""Budgets as shares of the peak of the same wrapper in eager PyTorch."""
+_RANKS: Final = Path(__file__).with_name("ranks.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperRun(RecordedRun):
+    """One wrapper, in which all methods train one after the other."""
+
+    way: str
+    """One of `WAYS`."""
+    cap_mb: float = 25.0
+    """Size of buckets of DDP [MB]."""
+    shares: tuple[float, ...] = SHARES
+    """Budgets as shares of the peak of eager PyTorch."""
+    limit_s: float = 1200.0
+    """Longest time of the run [s]."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+        return f"{self.way} | {self.cap_mb:g} MB" if self.way in CAPS_MB else self.way
+
+
+def wrapper_runs(
+    ways: tuple[str, ...] = WAYS, shares: tuple[float, ...] = SHARES
+) -> Iterator[WrapperRun]:
+    """Yield one run for each wrapper, and each size of its buckets."""
+    for way in ways:
+        for cap_mb in CAPS_MB.get(way, (25.0,)):
+            yield WrapperRun(way=way, cap_mb=cap_mb, shares=shares)
+
+
+def measure(fields: dict[str, Any], _: Any) -> Record:
+    """Start the processes of a run, on a port that the system chooses; return its record."""
+    run = WrapperRun(**fields)
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        count = 1 if run.way == "blocks" else 2
+        shares = ",".join(map(str, run.shares))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                   "--nproc-per-node", str(count), str(_RANKS)]  # fmt: skip
+        found = subprocess.run(
+            [*command, run.way, str(run.cap_mb), shares, str(file)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=run.limit_s,
+        )
+        seconds = time.perf_counter() - begin
+        if not file.exists():
+            reason = found.stderr[-2000:]
+            facts: dict[str, Any] = {"status": FAILED, "reason": reason}
+        else:
+            facts = {"status": DONE, "ranks": json.loads(file.read_text(encoding="utf-8"))}
+    from torch import __version__
+
+    return record(KIND, run.name, cell=fields, seconds=seconds, torch=__version__, **facts)
+
+
+STUDY: Final = Study(
+    name="processes",
+    kind=KIND,
+    runs=wrapper_runs,
+    smoke_runs=lambda: [WrapperRun(way="blocks", shares=(0.6,))],
+    measure=measure,
+    alone=False,
+)

@@ -1,0 +1,226 @@
+"""Train one network within one wrapper by several methods; what each process of a run does.
+
+``python -m torch.distributed.run --standalone --nproc-per-node 2 ranks.py WAY CAP SHARES FILE``
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from poetmodel import torch as pmt
+from poetmodel.errors import PoetModelError
+from poetmodel.torch.graph.tensors import heap_peak_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORDS, WIDTH, HEADS, BLOCKS, TEXTS, LENGTH = 256, 128, 4, 6, 8, 128
+STEPS: Final = 3
+"""Steps that are timed, of which the fastest counts; three come before, two are measured after."""
+OUTSIDE_BYTES: Final = 3 * TEXTS * LENGTH * WORDS * 4 + 2 * TEXTS * LENGTH * WIDTH * 4
+"""Embeddings, logits and loss where blocks alone are compiled [B]."""
+_OPTIONS: Final = {"fullgraph": True, "dynamic": False}
+
+
+class Block(nn.Module):  # type: ignore[misc, unused-ignore]
+    """A block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the next activations."""
+        parts = self.qkv(self.first(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class Transformer(nn.Module):  # type: ignore[misc, unused-ignore]
+    """A small language model, which may checkpoint its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.is_checkpointed = False
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        found = self.words(x)
+        for block in self.blocks:
+            if self.is_checkpointed:
+                found = checkpoint(block, found, use_reentrant=False)
+            else:
+                found = block(found)
+        return functional.cross_entropy(self.head(self.norm(found)).flatten(0, 1), y.flatten())
+
+
+def wrapped(way: str, model: Transformer, cap_mb: float, back: pmt.Backend | None) -> nn.Module:
+    """Return a model in its wrapper, compiled inside if there is a back end."""
+    by_block = way in ("blocks", "fsdp", "fsdp-bf16")
+    parts = list(model.blocks) if by_block else [model]
+    if back is not None:
+        for part in parts:
+            part.compile(backend=back, **_OPTIONS)
+    if way.startswith("ddp"):
+        is_static = way == "ddp-static"
+        return DistributedDataParallel(model, bucket_cap_mb=cap_mb, static_graph=is_static)
+    if way.startswith("fsdp"):
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        policy = MixedPrecisionPolicy()
+        if way == "fsdp-bf16":
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.blocks if by_block else ():
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+    return model
+
+
+class Training:
+    """One method in one wrapper, and what its steps leave."""
+
+    def __init__(self, way: str, cap_mb: float, *, ram: int | None, checkpointed: bool) -> None:
+        torch._dynamo.reset()  # noqa: SLF001 - no other way
+        torch._dynamo.config.optimize_ddp = way != "ddp-whole"  # noqa: SLF001 - as users set it
+        torch.manual_seed(0)
+        outside = OUTSIDE_BYTES if way in ("blocks", "fsdp", "fsdp-bf16") else None
+        self.back = None if ram is None else pmt.backend(ram, outside=outside)
+        self._model = Transformer()
+        self._model.is_checkpointed = checkpointed
+        self.run = wrapped(way, self._model, cap_mb, self.back)
+        self._is_accumulated = way == "ddp-no-sync"
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), 1e-3)
+        self._random = torch.Generator().manual_seed(distributed.get_rank())
+        self.losses: list[float] = []
+        self.beside_bytes = 0
+        """What counts beside the peak of a step: buckets of DDP, less the input of blocks [B]."""
+        if outside is not None:
+            self.beside_bytes = -TEXTS * LENGTH * WIDTH * 4
+        if way.startswith("ddp"):
+            self.beside_bytes = sum(p.nbytes for p in self._model.parameters())
+
+    def step(self, around: Callable[[Callable[[], None]], Any] = lambda work: work()) -> Any:
+        """Do a step, its passes inside of something, whose result is returned."""
+        self._optimizer.zero_grad()
+        gc.collect()
+        batches = [self._batch() for _ in range(1 + self._is_accumulated)]
+        found = around(partial(self._passes, batches))
+        self._optimizer.step()
+        return found
+
+    def _batch(self) -> list[torch.Tensor]:
+        shape = (TEXTS, LENGTH)
+        return [torch.randint(0, WORDS, shape, generator=self._random) for _ in range(2)]
+
+    def _passes(self, batches: list[list[torch.Tensor]]) -> None:
+        for number, (x, y) in enumerate(batches):
+            is_last = number == len(batches) - 1
+            with nullcontext() if is_last else self.run.no_sync():
+                loss = self.run(x, y)
+                loss.backward()
+            self.losses.append(float(loss.detach()))
+            del loss
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return copies of all weights."""
+        parameters = self._model.parameters()
+        whole = (getattr(p, "full_tensor", lambda p=p: p)() for p in parameters)
+        return [weight.detach().clone() for weight in whole]
+
+
+def facts_of(training: Training) -> tuple[dict[str, Any], list[Any]]:
+    """Return what the steps of a method take, and what they leave.
+
+    The peak is that of a step whose calls are known, and of one whose calls are not, as in the
+    first step; with buckets of DDP.
+    """
+    for _ in range(3):
+        training.step()
+    times_s = [_processor_s(training) for _ in range(STEPS)]
+    peaks = [training.step(heap_peak_bytes)]
+    if training.back is not None:
+        training.back._live.last_step = None  # noqa: SLF001 - as if nothing was known
+    peaks.append(training.step(heap_peak_bytes))
+    left = [*training.losses, *training.weights()]
+    facts: dict[str, Any] = {
+        "heap_peak_bytes": peaks[0] + training.beside_bytes,
+        "first_heap_peak_bytes": peaks[1] + training.beside_bytes,
+        "processor_s": min(times_s),
+    }
+    if training.back is not None:
+        facts["summary"] = training.back.summary()
+    return facts, left
+
+
+def _processor_s(training: Training) -> float:
+    begin = time.process_time()
+    training.step()
+    return time.process_time() - begin
+
+
+def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
+    """Run eager, checkpointing, and the back end at each budget; write what was found."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    make = partial(Training, way, cap_mb)
+    found, expected = facts_of(make(ram=None, checkpointed=False))
+    methods = [{"method": "eager", **found}]
+    whole_bytes = found["heap_peak_bytes"]
+    budgets: list[tuple[str, float, int]] = [
+        ("backend", share, int(share * whole_bytes)) for share in shares
+    ]
+    checkpointed, _ = facts_of(make(ram=None, checkpointed=True))
+    methods.append({"method": "checkpoint", **checkpointed})
+    peak_bytes = checkpointed["heap_peak_bytes"]
+    budgets.append(("backend@checkpoint", peak_bytes / whole_bytes, peak_bytes))
+    for method, share, ram in budgets:
+        distributed.barrier()
+        own: dict[str, Any] = {"method": method, "share": share, "budget_bytes": ram}
+        try:
+            found, left = facts_of(make(ram=ram, checkpointed=False))
+        except (PoetModelError, torch._dynamo.exc.BackendCompilerFailed) as error:  # noqa: SLF001
+            own |= {"refused": str(getattr(error, "inner_exception", error))}
+        else:
+            equal = all(map(_is_equal, left, expected))
+            own |= {**found, "equal": equal}
+        methods.append(own)
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, methods)
+    if distributed.get_rank() == 0:
+        Path(file).write_text(json.dumps(gathered), encoding="utf-8")
+    distributed.barrier()
+    distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of the profiler
+
+
+def _is_equal(own: Any, expected: Any) -> bool:
+    if isinstance(own, torch.Tensor):
+        return bool(torch.equal(own, expected))
+    return bool(own == expected)
+
+
+if __name__ == "__main__":
+    _way, _cap, _shares, _file = sys.argv[1:]
+    main(_way, float(_cap), [float(share) for share in _shares.split(",")], _file)

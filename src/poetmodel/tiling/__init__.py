@@ -1,0 +1,1 @@
+"""Tiles: a step in slices of channels, and the choice of their size."""

@@ -1,0 +1,230 @@
+"""One budget over a step of several calls: which plan each call gets.
+
+The first step runs each call by the plan that saves least. Then all calls are known, and a small
+integer program chooses among the plans of each graph: it minimizes the time of all calls so that
+at each pass ::
+
+    sum(saved[c, plan of c] for calls c that wait) + peak[pass, plan of its call] + fixed <= budget
+
+`fixed` is what no plan changes: results, gradients that were handed over, parameters that FSDP2
+gathered, buckets of DDP, and what the user states to be outside.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from poetmodel.torch.dynamo.frontier import Frontier
+    from poetmodel.torch.dynamo.planning import GraphPlan, PassPeaks
+
+_LOG: Final = logging.getLogger(__name__)
+_CHOICE_S: Final = 5.0
+"""Longest time to choose among plans [s]."""
+_MOST_CHOICES: Final = 4
+"""Sequences of calls for which plans are chosen; calls of others get those that save least."""
+
+
+class Event(NamedTuple):
+    """A pass of a step, or the time between the last forward and the first backward pass."""
+
+    frontier: Frontier | None
+    """The plans of its graph; None without a choice."""
+    number: int
+    """Of its call among those of the step that have a choice of plans; -1 for others."""
+    is_backward: bool
+    waiting: tuple[int, ...]
+    """Numbers of other calls whose saved tensors are in RAM."""
+    fixed_bytes: int
+    """What is in RAM beside it whichever plans are chosen [B]."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Plans of the calls of a step."""
+
+    plans: tuple[GraphPlan, ...]
+    """By the number of the call."""
+    peak_bytes: int
+    budget_bytes: int
+    keep_all_bytes: int
+    """Peak of the step with everything kept [B]."""
+
+    def __str__(self) -> str:
+        kinds = len({id(planned) for planned in self.plans})
+        counts = f"{len(self.plans)} calls by {kinds} plan{'s' if kinds > 1 else ''}"
+        return (
+            f"a step of {counts}: peak {format_bytes(self.peak_bytes)} of "
+            f"{format_bytes(self.budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)})"
+        )
+
+
+def signature(events: Sequence[Event]) -> Hashable:
+    """Return what identifies a sequence of passes."""
+    return tuple((id(e.frontier), e.number, e.is_backward, e.waiting) for e in events)
+
+
+def frontiers_of(events: Sequence[Event]) -> list[Frontier]:
+    """Return the plans of each call's graph, by the number of the call."""
+    found = {event.number: event.frontier for event in events if event.frontier is not None}
+    return [found[number] for number in sorted(found)]
+
+
+def peak_of(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
+    """Return the most that is in RAM during a step with some plans [B]."""
+    peaks = [planned.peaks for planned in plans]
+    return max(
+        event.fixed_bytes
+        + sum(peaks[number].saved_bytes for number in event.waiting)
+        + (0 if event.number < 0 else _pass_bytes(peaks[event.number], event))
+        for event in events
+    )
+
+
+def choose(
+    events: Sequence[Event], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
+) -> list[GraphPlan] | None:
+    """Return the plans of all calls that take least time together within a budget.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        The passes of the step.
+    candidates : sequence of sequence of GraphPlan
+        Plans of each call, by its number.
+    budget_bytes : int
+        Most RAM at any pass [B].
+
+    Returns
+    -------
+    list of GraphPlan, or None
+        None if no choice within the budget was found.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import lil_array
+
+    firsts = np.cumsum([0, *map(len, candidates)])
+    count, calls = int(firsts[-1]), len(candidates)
+    times = np.array([planned.time_s for own in candidates for planned in own])
+    scale = max(1, budget_bytes)
+    rows = lil_array((len(events) + calls, count))
+    upper, lower = np.ones(len(events) + calls), np.full(len(events) + calls, -np.inf)
+    for row, event in enumerate(events):
+        for number in event.waiting:
+            for k, planned in enumerate(candidates[number], firsts[number]):
+                rows[row, k] += planned.peaks.saved_bytes / scale
+        if event.number >= 0:
+            for k, planned in enumerate(candidates[event.number], firsts[event.number]):
+                rows[row, k] += _pass_bytes(planned.peaks, event) / scale
+        upper[row] = (budget_bytes - event.fixed_bytes) / scale
+    for number in range(calls):
+        row = len(events) + number
+        rows[row, firsts[number] : firsts[number + 1]] = 1
+        lower[row] = 1
+    found = milp(
+        times / max(times.max(), 1e-12),
+        integrality=np.ones(count),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(rows.tocsr(), lower, upper),
+        options={"time_limit": _CHOICE_S, "mip_rel_gap": 1e-3},
+    )
+    if found.x is None:
+        return None
+    chosen = [
+        own[int(np.argmax(found.x[first : first + len(own)]))]
+        for own, first in zip(candidates, firsts, strict=False)
+    ]
+    return chosen if peak_of(events, chosen) <= budget_bytes else None
+
+
+class StepPlanner:
+    """Chooses plans for the calls of steps, once the calls of an earlier step are known.
+
+    Parameters
+    ----------
+    share_of_whole : float, optional
+        The budget as a fraction of the peak of the first step with everything kept.
+    budget_bytes : int, optional
+        The budget in bytes, if it is stated so [B].
+    """
+
+    def __init__(self, share_of_whole: float | None, budget_bytes: int | None) -> None:
+        self.share_of_whole = share_of_whole
+        self.budget_bytes = budget_bytes
+        self.current: StepPlan | None = None
+        """Plans of the step that runs."""
+        self._choices: dict[Hashable, StepPlan | None] = {}
+
+    @property
+    def choices(self) -> list[StepPlan]:
+        """All choices that were made, in their order."""
+        return [choice for choice in self._choices.values() if choice is not None]
+
+    def begin_step(
+        self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
+    ) -> StepPlan | None:
+        """Choose the plans of a step by the passes of the one before; None without a choice."""
+        key = signature(events)
+        if key not in self._choices and len(self._choices) < _MOST_CHOICES:
+            self._choices[key] = self._choice(events, share)
+        self.current = self._choices.get(key)
+        return self.current
+
+    def plan_of(self, frontier: Frontier, number: int) -> GraphPlan | None:
+        """Return the plan of a call in the step that runs; None if the call was not expected."""
+        plans = () if self.current is None else self.current.plans
+        if number >= len(plans):
+            return None
+        planned = plans[number]
+        return planned if frontier.has(planned) else None
+
+    def _choice(
+        self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
+    ) -> StepPlan | None:
+        frontiers = frontiers_of(events)
+        whole_bytes = peak_of(events, [each.keep_all for each in frontiers])
+        if self.budget_bytes is None:
+            self.budget_bytes = int((self.share_of_whole or 1.0) * whole_bytes)
+        until_s = monotonic() + frontiers[0].source.wanted.time_limit
+        candidates: dict[int, list[GraphPlan]] = {}
+        for frontier in frontiers:
+            if id(frontier) not in candidates:
+                candidates[id(frontier)] = frontier.plans(self.budget_bytes, until_s)
+        own = [candidates[id(frontier)] for frontier in frontiers]
+
+        budget_bytes = self.budget_bytes
+
+        def chosen() -> list[int] | None:
+            plans = choose(events, own, budget_bytes)
+            if plans is None:
+                return None
+            return [
+                next(k for k, each in enumerate(known) if each is planned)
+                for planned, known in zip(plans, own, strict=True)
+            ]
+
+        numbers = share(f"a step of {len(events)} passes", chosen)
+        if numbers is None:
+            return None
+        plans = [known[k] for k, known in zip(numbers, own, strict=True)]
+        choice = StepPlan(
+            plans=tuple(plans),
+            peak_bytes=peak_of(events, plans),
+            budget_bytes=self.budget_bytes,
+            keep_all_bytes=whole_bytes,
+        )
+        _LOG.info("%s", choice)
+        return choice
+
+
+def _pass_bytes(peaks: PassPeaks, event: Event) -> int:
+    return peaks.backward_bytes if event.is_backward else peaks.forward_bytes

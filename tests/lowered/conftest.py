@@ -1,0 +1,5 @@
+"""What the tests of exported C share: compiled files."""
+
+from kit.shared_objects import share_compiled_files
+
+__all__ = ["share_compiled_files"]
