@@ -18,7 +18,9 @@ from poetmodel.cli.failures import ExitStatus
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "promises.md").read_text(encoding="utf-8")
 SOURCES = ROOT / "src" / "poetmodel"
-FUNCTION = re.compile(r"^(?:int|pm_real|const void \*) ?(pm_\w+)\([^;{]*\);", re.MULTILINE)
+FUNCTION = re.compile(
+    r"^(?:int|void|uint32_t|pm_real|const void \*) ?(pm_\w+)\([^;{]*\);", re.MULTILINE
+)
 """The declaration of a function in a header of exported C."""
 FILES = {
     "poetmodel-graph": "graph/io.py",
