@@ -11,11 +11,12 @@ from poetmodel.graph import Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import call_refs, columns_of
-from poetmodel.lowered.step import LoweredStep
 from poetmodel.lowered.tables import CODES, LOOKUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from poetmodel.lowered.step import LoweredStep
 
 QUANTIZE: Final = "pm_q8_quantize"
 _LOWEST, _HIGHEST = -128, 127
