@@ -248,6 +248,58 @@ def test_fast_math_takes_no_check_away(tmp_path, real):
     done(["./check"], tmp_path)
 
 
+RATES = """\
+#include <math.h>
+#include <string.h>
+#include "pm.h"
+#define PM_FLASH_DRIVER
+#include "port/pm_pages.h"
+
+static unsigned char storage[PM_STORED_BYTES];
+static unsigned long writes;
+static pm_real data[PM_INPUTS][4096];
+
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
+{
+    memcpy(to, storage + address, bytes);
+    return PM_OK;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    writes++;
+    memcpy(storage + address, from, bytes);
+    return PM_OK;
+}
+
+int main(void)
+{
+    const pm_real bad[] = {(pm_real)NAN, -(pm_real)NAN, (pm_real)INFINITY, -(pm_real)INFINITY};
+    const void *inputs[PM_INPUTS];
+    pm_real loss = -1;
+    for (int k = 0; k < PM_INPUTS; k++) inputs[k] = data[k];
+    if (pm_init()) return 1;
+    const unsigned long before = writes;
+    for (int k = 0; k < 4; k++) {
+        if (pm_step(inputs, bad[k], &loss) != PM_ERROR_NUMBER || loss != -1) return 2;
+        if (pm_step_begin(inputs, bad[k]) != PM_ERROR_NUMBER) return 3;
+        if (pm_step_some(1) != PM_ERROR_IDLE || pm_steps != 0 || writes != before) return 4;
+    }
+    return pm_step(inputs, (pm_real)0.1, &loss) || pm_steps != 1 || writes == before ? 5 : 0;
+}
+"""
+
+
+def test_a_learning_rate_that_is_not_finite_writes_nothing(tmp_path):
+    """In one call and in slices; no step is under way after it, and one with a number trains."""
+    needs("gcc")
+    export_step(load_step(STEP), tmp_path, gap=0.5, ram="90%", commit=True)
+    (tmp_path / "rates.c").write_text(RATES, encoding="utf-8")
+    parts = [*sorted(tmp_path.glob("src/*.c")), "rates.c"]
+    done([*PLAIN, "-I.", "-Iinclude", *parts, "-lm", "-o", "rates"], tmp_path)
+    done(["./rates"], tmp_path)
+
+
 COST = """\
 #include <string.h>
 #include "pm.h"

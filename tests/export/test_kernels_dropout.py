@@ -6,10 +6,11 @@ import torch
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
 from kit.export_agreement import lowered as lowered_step
 from kit.kernel_calls import built, lowered
-from kit.programs import needs
+from kit.programs import done, needs
 from kit.random_masks import kept, normal, uniform, words
 from kit.traced_models import Through
 from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step
 from poetmodel.torch.lowering.step import lower
 
 aten = torch.ops.aten
@@ -90,6 +91,43 @@ def test_training_with_dropout(schedule, tmp_path):
     apart = exported.outcome(batches, 4).differences(expected)
     assert max(apart.values()) <= 1e-12, apart
     assert bool(exported.ops["again"]) == (schedule == "recomputed")
+
+
+AGAIN = """\
+#include <stdio.h>
+#include "pm.h"
+
+int main(void)
+{
+    pm_real x[64], target[64] = {0}, loss;
+    const void *const inputs[] = {x, target};
+    for (int k = 0; k < 64; k++) x[k] = 1;
+    for (int start = 0; start < 2; start++) {
+        if (pm_init()) return 1;
+        for (int step = 0; step < 3; step++) {
+            if (pm_step(inputs, (pm_real)0.1, &loss)) return 2;
+            printf("%.9g ", (double)loss);
+        }
+    }
+    return 0;
+}
+"""
+
+
+def test_a_second_start_draws_the_masks_of_the_first(tmp_path):
+    """Without commits, too, numbers begin with those of step 0: its losses are the same."""
+    needs("cc")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5))
+    inputs = (torch.ones(1, 64), torch.zeros(1, 64))
+    step = lower(model, torch.nn.functional.mse_loss, inputs)
+    export_step(step, tmp_path, gap=0.5, ram="150%")
+    (tmp_path / "again.c").write_text(AGAIN, encoding="utf-8")
+    parts = [*sorted(tmp_path.glob("src/*.c")), "port/driver_ram.c", "again.c", "-lm"]
+    done(["cc", "-std=c11", "-I.", "-Iinclude", *parts, "-o", "again"], tmp_path)
+    losses = done(["./again"], tmp_path).split()
+    assert losses[:3] == losses[3:]
+    assert len(set(losses)) == 3
 
 
 def test_all_or_nothing():

@@ -110,11 +110,20 @@ def test_own_state_elsewhere_is_no_empty_storage(chip, build):
     assert said[5:] == [f"{OTHER} 0", "0 3"]
 
 
+def test_builds_with_fewer_generations_resume_no_older_state(chip):
+    """The newest state lies where they do not look: an error, and it stays; more resume it."""
+    flags = (*SAME, "-DFOO_GENERATIONS=4u", "-DBAR_GENERATIONS=2u")
+    said = chip("foo", "bar", f"{TRAINED} resume2 start2 resume1", *flags)
+    assert said[5:] == [f"{OTHER} 0", f"{OTHER} 0", "0 3"]
+    said = chip("foo", "bar", "start2 step2 step2 step2 resume1 step1 step1", *flags)
+    assert said[4:] == ["0 3", "0 4 changed", "0 5 changed"]
+
+
 @pytest.mark.slow
 def test_own_state_is_found_where_a_generation_begins(chip):
     """The same instance in another program, and behind a start that is another place of its own."""
     assert chip("foo", "bar", f"{TRAINED} resume2", *SAME)[5] == "0 3"
-    flags = ("-DFOO_FLASH_START=4096", "-DFOO_GENERATIONS=3u", "-DBAR_GENERATIONS=2u")
+    flags = ("-DFOO_FLASH_START=4096", "-DFOO_GENERATIONS=2u", "-DBAR_GENERATIONS=3u")
     assert chip("foo", "bar", "start1 resume2", *SAME, *flags)[1] == "0 0"
 
 

@@ -10,10 +10,6 @@
 
 enum { NODES_AT_ONCE = 2, NO_LOSS = -77 };
 
-#if PM_RANDOM
-extern uint32_t pm_random_step; /* counts on over pm_init where nothing commits */
-#endif
-
 static void *inputs[PM_INPUTS];
 static pm_real *before[PM_STATES], *after[PM_STATES];
 
@@ -92,9 +88,6 @@ int main(int count, char **words)
         memcpy(place, good, size);
     }
     if (pm_step(given, (pm_real)0.1, &loss) || state(before) || pm_init()) return 5;
-#if PM_RANDOM
-    pm_random_step = 0;
-#endif
     for (int k = 4; k < count; k++) {
         if (pm_step(given, (pm_real)0.1, &loss)) return 6;
     }
