@@ -100,7 +100,7 @@ def test_keywords_are_declared_once():
     assert set(SolveKeywords.__annotations__) - set(SearchKeywords.__annotations__) == {
         "time_limit"
     }
-    of_export = set(signature(export_step).parameters) - {"step", "folder", "infer"}
+    of_export = set(signature(export_step).parameters) - {"step", "folder", "infer", "evaluate"}
     assert set(ExportKeywords.__annotations__) == of_export
     for door in (run, fit_arena):
         assert "Unpack" in str(signature(door).parameters["options"].annotation)

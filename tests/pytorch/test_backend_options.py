@@ -159,8 +159,8 @@ def test_the_time_limit_is_that_of_the_whole_call(monkeypatch):
     monkeypatch.setattr(rewriting, "monotonic", lambda: now[0] - 5.0)
     with pytest.raises(BackendCompilerFailed, match="nothing was found in time"):
         compiled(network(), pmt.backend("80%", cache=False, time_limit=20))(torch.randn(256, 64))
-    assert limits[0] == 15.0
-    assert sum(limits) < 18.0
+    assert limits[0] <= 15.0
+    assert sum(limits) < 18.0  # a refusal is allowed some seconds of its own
 
 
 def test_a_terminal_shows_what_takes_long(monkeypatch):

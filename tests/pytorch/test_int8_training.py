@@ -16,6 +16,7 @@ from poetmodel.torch.int8.gradients import update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer
 
+pytestmark = pytest.mark.torch
 pytest.importorskip("torchao")
 
 

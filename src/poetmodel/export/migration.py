@@ -25,7 +25,7 @@ _KEYS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CarriedPiece:
     """Elements of a buffer that are taken over, from a tensor of the earlier generation."""
 
     buffer: str
@@ -41,7 +41,7 @@ class Migration:
 
     source: Mapping[str, Any]
     """How the other one wrote a generation: the key ``generation`` of its manifest."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CarriedPiece, ...]
     taken: tuple[str, ...]
     """State tensors with the same names, shapes and types there."""
     anew: tuple[str, ...]
@@ -145,7 +145,9 @@ def _is_alike(value: NamedTensor, other: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _overlaps(step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]) -> Iterator[Piece]:
+def _overlaps(
+    step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]
+) -> Iterator[CarriedPiece]:
     """Yield the parts that a tensor has in common in the pieces of both steps."""
     own = _placed([(name, offset, n) for name, offset, n in _pieces(step, value)])
     there = _placed([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
@@ -153,7 +155,7 @@ def _overlaps(step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]) -
         for start, tensor, at, size in there:
             low, high = max(begin, start), min(begin + count, start + size)
             if low < high:
-                yield Piece(
+                yield CarriedPiece(
                     buffer=name,
                     first=offset + low - begin,
                     count=high - low,

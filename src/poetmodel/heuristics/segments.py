@@ -55,7 +55,7 @@ def checkpoint_segments(problem: Problem) -> Schedule | None:
     fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
     if len(problem.graph.nodes) < MIN_NODES or fits:
         return None
-    search = _Search(problem, keep_all_bytes)
+    search = _SegmentSearch(problem, keep_all_bytes)
     try:
         search.run()
     except TimeLimitError:
@@ -64,7 +64,7 @@ def checkpoint_segments(problem: Problem) -> Schedule | None:
     return None if search.best is None else search.best.schedule()
 
 
-class _Search:
+class _SegmentSearch:
     """Tries numbers of segments, and repairs the best of them."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
