@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
+    from poetmodel.export.tile_trials import TileTrial
     from poetmodel.lowered.step import LoweredStep, NamedTensor
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
@@ -84,6 +85,8 @@ class Deployment:
     """What is reserved for the stack [B]."""
     tile_bytes: int | None = None
     """The size of the tiles that the step is in [B]; None where it is whole."""
+    tile_trials: tuple[TileTrial, ...] = ()
+    """Sizes of tiles that were tried for ``auto``; empty where there was no choice."""
     device: Device | None = None
     result: SolveResult | None = None
     commit: bool = False

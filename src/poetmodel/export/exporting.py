@@ -13,7 +13,7 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_profile
-from poetmodel.errors import BudgetError, InputError, VerificationError
+from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.deployment import (
     Deployment,
@@ -26,6 +26,7 @@ from poetmodel.export.flash import check_flash, program_sizes, smallest
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
 from poetmodel.export.source import StepSource
+from poetmodel.export.tile_trials import cheapest_tiles
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
@@ -35,7 +36,7 @@ from poetmodel.plan.arena import aligned_graph, alignment_on, check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
-from poetmodel.tiling.choice import chosen_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
     from poetmodel.solver.request import OnProgress
 
 DEVICE = "nrf52840"
@@ -125,8 +127,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         What to reserve for the stack. Default: 1536 bytes, 2048 with `commit`.
     tile : str or int, optional
         Largest tensor, such as ``32KiB``: parameters and activations that are larger are in slices
-        of channels, as far as kernels take these. ``none`` or None for whole ones, ``auto`` for the
-        largest size with which the minimum RAM fits, none if that does without. Default: ``auto``.
+        of channels, as far as kernels take these. ``none`` or None for whole ones. ``auto``
+        leaves them whole if the minimum RAM fits so; else it solves with up to four sizes that fit
+        for a share of the time, and takes the one with the best schedule. Default: ``auto``.
     paging, recompute : bool
         Whether tensors may be paged, and computed again.
     minimize : {'energy', 'time', 'ram', 'writes'}
@@ -247,13 +250,27 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
         check_flash(_with_sizes(deployment, first), at_least=True)  # of no tiles, which need more
-    tile_bytes, step = chosen_tiles(step, choice, board, room_bytes=room, paging=pages)
+
+    def stated(step: LoweredStep) -> Problem:
+        return Problem(
+            step.graph,
+            _costs(step, board, profile),
+            ram=room,
+            deadline=deadline,
+            recompute=recompute,
+            paging=pages,
+            minimize=minimize,
+            commit=commit_every if commit else None,
+        )
+
+    fitting = fitting_tiles(step, choice, board, room_bytes=room, paging=pages)
+    fitting[1:] = [each for each in fitting[1:] if _fits_flash(_with_tiles(deployment, *each))]
+    chosen = cheapest_tiles(fitting, stated, clock)
+    tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
         first = Weights.of(step)
-        least_plan, no_addresses = smallest(step)
-        deployment = replace(
-            deployment, step=step, tile_bytes=tile_bytes, plan=least_plan, arena=no_addresses
-        )
+        deployment = _with_tiles(deployment, tile_bytes, step)
+        deployment = replace(deployment, tile_trials=chosen.trials)
     check_flash(_with_sizes(deployment, first), at_least=True)
     least = needed_bytes(step, board, paging=pages)
     if least > room:
@@ -276,20 +293,13 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             paging=pages,
             remedies=remedies,
         )
-    problem = Problem(
-        step.graph,
-        _costs(step, board, profile),
-        ram=room,
-        deadline=deadline,
-        recompute=recompute,
-        paging=pages,
-        minimize=minimize,
-        commit=commit_every if commit else None,
-    )
+    problem = stated(step)
     if problem.table.commit is not None:
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
     available = board.ram_bytes - reserved
-    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO, available_bytes=available)
+    result, plan, arena = _fitted(
+        problem, board, clock, STEP_RATIO, available_bytes=available, start=chosen.schedule
+    )
     deployment = replace(deployment, plan=plan, arena=arena, result=result)
     if step.inference is not None:
         made = _forward_pass("inference", deployment, step.inference, problem, board, clock)
@@ -322,6 +332,21 @@ def check_export(folder: Path, **options: Any) -> Device:
     return board
 
 
+def _with_tiles(deployment: Deployment, tile_bytes: int | None, step: LoweredStep) -> Deployment:
+    """Return a deployment of a step in tiles of a size [B], without decisions."""
+    plan, arena = smallest(step)
+    return replace(deployment, step=step, tile_bytes=tile_bytes, plan=plan, arena=arena)
+
+
+def _fits_flash(deployment: Deployment) -> bool:
+    """Return whether the flash may have room for what every plan of a step needs there."""
+    try:
+        check_flash(_with_sizes(deployment, Weights.of(deployment.step)), at_least=True)
+    except FlashError:
+        return False
+    return True
+
+
 def _with_sizes(deployment: Deployment, weights: Weights) -> Deployment:
     """Return a deployment that knows what its program takes of flash."""
     source = StepSource(deployment, weights)
@@ -335,6 +360,7 @@ def _fitted(
     ratio: float = 1.0,
     *,
     available_bytes: int | None = None,
+    start: Schedule | None = None,
 ) -> tuple[SolveResult, Plan, Arena]:
     """Return a schedule with its plan and addresses, all checked; raise where there is none.
 
@@ -350,6 +376,7 @@ def _fitted(
         gap=clock.gap,
         on_progress=clock.on_progress,
         available_bytes=available_bytes,
+        start=start,
     )
     result.require_schedule()
     if plan is None or arena is None:
