@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import chain
 from math import isclose
 from pathlib import Path
@@ -19,7 +20,7 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from grid import Instance, InstanceRun, in_running_order, instances
-from harness import GRACE_S, REQUIRED, Study, record, recorded
+from harness import REQUIRED, Study, record
 from poetmodel.errors import InputError
 from poetmodel.sweeps.measurement import FAILED
 
@@ -111,35 +112,63 @@ def smoke_runs() -> Iterator[CodeRun]:
         yield CodeRun(instance=SAMPLE[0], code=code)
 
 
-def measure_code(fields: dict[str, Any], checkout: str) -> Record:
-    """Solve an instance by the runner of a checkout, and return its record."""
-    run = CodeRun.of(fields)
-    root = ROOT if run.code == HERE else Path(checkout)
-    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "one-grid.jsonl"
-        earlier = root / "bench" / "run_grid.py"
-        goal = str(run.instance.goal)
-        runner = (
-            [str(earlier), "--goal", goal]
-            if earlier.exists()
-            else ["-m", "bench", "grid", "--set", f"goals={goal}"]
-        )
-        chosen = ["--only", run.instance.name, "--limit", str(run.instance.limit_s)]
-        done = subprocess.run(
-            [sys.executable, *runner, *chosen, "--out", str(kept)],
+_SERVER: Final = """
+import json, sys
+sys.path[:0] = ["bench"]
+import grid
+grid.warm_up()
+for line in sys.stdin:
+    print(json.dumps(grid.measure(json.loads(line))), flush=True)
+"""
+"""Solves instances of the grid, a line each; graphs are read once."""
+
+
+class CheckoutProcess:
+    """A process that solves instances by the code of a checkout."""
+
+    def __init__(self, root: Path) -> None:
+        self.commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER],
             cwd=root,
             env=os.environ | {"PYTHONPATH": str(root / "src")},
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
-            check=False,
         )
-        records = recorded(kept).records() if kept.exists() else []
-    if len(records) != 1:
-        reason = done.stderr.strip().splitlines()[-1:]
-        facts = {"status": FAILED, "seconds": 0.0, "reason": " ".join(reason), "commit": commit}
-        return record(KIND, run.name, cell=fields, **facts)
-    return {**records[0], "kind": KIND, "name": run.name, "cell": fields, "commit": commit}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def solve(self, instance: Instance) -> Record:
+        """Return the record of an instance, FAILED if the process ended before it answered."""
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps(asdict(instance)), file=requests, flush=True)
+        answer = answers.readline()
+        if not answer:
+            reason = f"the process ended with {self._process.wait()}"
+            return {"status": FAILED, "seconds": 0.0, "reason": reason}
+        return dict(json.loads(answer))
+
+
+_PROCESSES: Final[dict[Path, CheckoutProcess]] = {}
+"""The process of each checkout: they end with their input, when this one ends."""
+
+
+def measure_code(fields: dict[str, Any], checkout: str) -> Record:
+    """Solve an instance by the code of a checkout, and return its record."""
+    run = CodeRun.of(fields)
+    root = ROOT if run.code == HERE else Path(checkout)
+    if root not in _PROCESSES or not _PROCESSES[root].is_running:
+        _PROCESSES[root] = CheckoutProcess(root)
+    facts = _PROCESSES[root].solve(run.instance)
+    known = {"kind": KIND, "name": run.name, "cell": fields, "commit": _PROCESSES[root].commit}
+    return {**record(KIND, run.name), **facts, **known}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +240,6 @@ STUDY: Final = Study(
     measure=measure_code,
     settings={"checkout": REQUIRED},
     start_of=lambda _run, _store, settings: str(Path(settings["checkout"] or ROOT).resolve()),
-    preloaded=(),
-    grace_s=2 * GRACE_S,
+    alone=False,
     summarize=lambda records: compare(records).text(),
 )

@@ -274,7 +274,7 @@ class Course:
 
     def note(self, progress: SolveProgress) -> None:
         """Take note of one state of the solve."""
-        if progress.incumbent is None:
+        if progress.value is None:
             return
         if self.first_schedule_s is None:
             self.first_schedule_s = progress.seconds

@@ -405,6 +405,64 @@ def captured() -> str:
     return figures(lines, ("graph", *budgets))
 
 
+_PUBLISHED, _MODELS = "published graphs", "captured models"
+ABLATIONS: Final = (
+    ("another seed", _PUBLISHED, "ablation-again", "everything, seed 1"),
+    ("another seed", _MODELS, "ablation-captures", "everything, seed 1"),
+    ("interval cuts", _PUBLISHED, "ablation", "no interval cuts"),
+    ("interval cuts", _MODELS, "ablation-captures", "no interval cuts"),
+    ("rounded rows", _PUBLISHED, "ablation", "no rounded rows"),
+    ("rounded rows", _MODELS, "ablation-captures", "no rounding cuts"),
+    ("rows found by linear relaxations", _PUBLISHED, "ablation", "no rows by linear relaxations"),
+    (
+        "few rows at once in the linear phase",
+        _MODELS,
+        "ablation-captures",
+        "all rows of the linear phase at once",
+    ),
+    (
+        "more rows after easy relaxations",
+        _MODELS,
+        "ablation-captures",
+        "no more rows after easy relaxations",
+    ),
+    ("one count for equal decisions", _MODELS, "ablation-captures",
+     "no counting of equal decisions"),
+    ("repair of answers", _PUBLISHED, "ablation-again", "no repair"),
+    ("repair of answers", _MODELS, "ablation-captures", "no repair"),
+    ("repair on the way", _PUBLISHED, "ablation-answers", "no repair_on_the_way"),
+    ("local search", _PUBLISHED, "ablation-again", "no local_search"),
+    ("local search", _MODELS, "ablation-captures", "no local_search"),
+    ("dominated keeps", _PUBLISHED, "ablation-dominance", "no dominated keeps"),
+)  # fmt: skip
+"""Parts of ``lazy``: graphs, kind of the records, and the variant without the part."""
+_INSTANCE: Final = ["model", "device", "ram", "deadline", "limit_s"]
+
+
+def ablation() -> str:
+    """Return what proofs lose without each part, on the same instances with and without it."""
+    lines = []
+    for part, graphs, kind, variant in ABLATIONS:
+        runs = load(kind).fillna({"deadline": "none", "gap": 1.0})
+        gaps = [
+            runs[runs.variant == name].set_index(_INSTANCE).gap.rename(column)
+            for name, column in (("everything", "with"), (variant, "without"))
+        ]
+        both = pd.concat(gaps, axis=1, join="inner")
+        count = len(both)
+        lines.append(
+            (
+                part,
+                f"{count} {graphs}",
+                *(f"{(both[name] <= ONE_PERCENT).sum()} of {count}" for name in both),
+                *(percent_text(both[name].mean()) for name in both),
+            )
+        )
+    heads = ("part", "instances", "proved to 1 % with it", "without it", "mean gap with it",
+             "without it")  # fmt: skip
+    return figures(lines, heads)
+
+
 def others() -> str:
     """Return the default beside other formulations, at half of the RAM."""
     runs = solves()

@@ -23,7 +23,7 @@ from poetmodel.sweeps.measurement import FAILED
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.sweeps.measurement import Record
 
@@ -107,6 +107,25 @@ def compiled() -> str:
     return figures(lines, heads)
 
 
+def kept() -> str:
+    """Return what compiled steps with room for everything take beside eager's steps."""
+    runs = load("training")
+    lines = []
+    for run in runs[runs.method == "keep-all"].to_dict("records"):
+        pairs = pd.DataFrame(
+            run["pairs"], columns=["time", "processor", "eager_time", "eager_processor"]
+        )
+        ratios = (pairs[name] / pairs[f"eager_{name}"] for name in ("time", "processor"))
+        lines.append(
+            (
+                code(str(run["network"])),
+                seconds_text(pairs.eager_processor.median()),
+                *(f"{ratio.median():.2f}" for ratio in ratios),
+            )
+        )
+    return figures(lines, ("network", "eager's step", "time over eager's", "processor time"))
+
+
 def equal_stock(runs: pd.DataFrame) -> pd.DataFrame:
     """Return steps with Inductor's kernels at a measured peak of stock, each beside that run."""
     stock = runs[(runs.method == "stock") & runs.ran].set_index(["network", "share"])
@@ -178,6 +197,51 @@ def library(reference: str = "eager") -> str:
     heads = ("network", "way", "peak", "step", "first call", "bits",
              "ours: peak", "step", "first call", "bits")  # fmt: skip
     return figures(lines, heads, words=2)
+
+
+WRAPPERS: Final = {
+    "ddp": "DDP",
+    "ddp-whole": "DDP, `optimize_ddp` off",
+    "ddp-static": "DDP, `static_graph`",
+    "ddp-no-sync": "DDP, `no_sync`",
+    "fsdp": "FSDP2 of each block",
+    "fsdp-root": "FSDP2 of the model",
+    "fsdp-bf16": "FSDP2 of each block, bf16",
+    "blocks": "blocks, one process",
+}
+"""What tables call the ways of `pytorch.processes`."""
+
+
+def processes() -> str:
+    """Return a row for each wrapper and method: peak and budget of all processes, step, bits."""
+    lines = []
+    for found in records("processes"):
+        if "ranks" not in found:
+            continue
+        cell = found["cell"]
+        way = WRAPPERS[cell["way"]]
+        if cell["way"].startswith("ddp"):
+            way += f", {cell['cap_mb']:g} MB"
+        lines += [(way, *_rank_cells(own)) for own in zip(*found["ranks"], strict=True)]
+    heads = ("wrapper", "method", "budget", "peak", "peak in a first step", "step", "bits")
+    return figures(lines, heads, words=2)
+
+
+def _rank_cells(ranks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the cells of a method: the highest values of all processes."""
+    first = ranks[0]
+    method = "ours" if first["method"].startswith("backend") else WAYS[first["method"]]
+    budget = f"{bytes_text(first.get('budget_bytes'))}"
+    if "share" in first:
+        budget += f" ({first['share']:.0%})"
+    if any("refused" in own for own in ranks):
+        return method, budget, "refused", "-", "-", "-"
+    peaks = (
+        bytes_text(max(own[name] for own in ranks))
+        for name in ("heap_peak_bytes", "first_heap_peak_bytes")
+    )
+    equal = "-" if "equal" not in first else "equal" if all(o["equal"] for o in ranks) else "others"
+    return method, budget, *peaks, f"{max(own['ratio'] for own in ranks):.2f}", equal
 
 
 def _library_cells(run: Any) -> tuple[str, str, str, str]:

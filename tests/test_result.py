@@ -24,7 +24,7 @@ from poetmodel.result import (
     relative_gap,
 )
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, simulate
-from poetmodel.schedule.io import load_document
+from poetmodel.schedule.document import load_document
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import explain_infeasible, find_limits

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.export.board import ProgramRun
-    from poetmodel.lowered.step import ConvolutionSizes
+    from poetmodel.lowered.calls import ConvolutionSizes
     from poetmodel.sweeps.measurement import Record
 
 NAME: Final = "int8 layers"

@@ -11,21 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, NamedTensor, Ref
 from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.step import (
-    Buffer,
-    Call,
-    ConvolutionSizes,
-    DataType,
-    LoweredStep,
-    NamedTensor,
-    Ref,
-)
+from poetmodel.lowered.step import LoweredStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.lowered.step import Argument
+    from poetmodel.lowered.calls import Argument
 
 INT8: Final = (-128, 127)
 """The limits of int8."""

@@ -17,7 +17,7 @@ from poetmodel.errors import BudgetError, NoScheduleError
 from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.convolutions import divided_units, in_parts
-from poetmodel.torch.step.trace import floor_bytes, keep_all_bytes, scheduled_graph
+from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, scheduled_graph
 from pytorch.library import network
 from pytorch.networks import NETWORKS
 from pytorch.peers import (

@@ -13,6 +13,7 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 WORDS, WIDTH, HEADS, BLOCKS, TEXTS, LENGTH = 256, 128, 4, 6, 8, 128
 STEPS: Final = 3
-"""Steps that are timed, of which the fastest counts; three come before, two are measured after."""
+"""Steps that are timed, each beside one of eager; three come before, two are measured after."""
 OUTSIDE_BYTES: Final = 3 * TEXTS * LENGTH * WORDS * 4 + 2 * TEXTS * LENGTH * WIDTH * 4
 """Embeddings, logits and loss where blocks alone are compiled [B]."""
 _OPTIONS: Final = {"fullgraph": True, "dynamic": False}
@@ -149,15 +150,20 @@ class Training:
         return [weight.detach().clone() for weight in whole]
 
 
-def facts_of(training: Training) -> tuple[dict[str, Any], list[Any]]:
-    """Return what the steps of a method take, and what they leave.
+def facts_of(
+    training: Training, reference: Training | None = None
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return what the steps of a method take, also beside those of eager, and what they leave.
 
     The peak is that of a step whose calls are known, and of one whose calls are not, as in the
     first step; with buckets of DDP.
     """
     for _ in range(3):
         training.step()
-    times_s = [_processor_s(training) for _ in range(STEPS)]
+    pairs = []
+    for _ in range(STEPS):
+        time_s = _processor_s(training)
+        pairs.append((time_s, time_s if reference is None else _processor_s(reference)))
     peaks = [training.step(heap_peak_bytes)]
     if training.back is not None:
         training.back._live.last_step = None  # noqa: SLF001 - as if nothing was known
@@ -166,7 +172,8 @@ def facts_of(training: Training) -> tuple[dict[str, Any], list[Any]]:
     facts: dict[str, Any] = {
         "heap_peak_bytes": peaks[0] + training.beside_bytes,
         "first_heap_peak_bytes": peaks[1] + training.beside_bytes,
-        "processor_s": min(times_s),
+        "processor_s": min(own for own, _ in pairs),
+        "ratio": median(own / other for own, other in pairs),
     }
     if training.back is not None:
         facts["summary"] = training.back.summary()
@@ -184,13 +191,14 @@ def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     make = partial(Training, way, cap_mb)
-    found, expected = facts_of(make(ram=None, checkpointed=False))
+    eager = make(ram=None, checkpointed=False)
+    found, expected = facts_of(eager)
     methods = [{"method": "eager", **found}]
     whole_bytes = found["heap_peak_bytes"]
     budgets: list[tuple[str, float, int]] = [
         ("backend", share, int(share * whole_bytes)) for share in shares
     ]
-    checkpointed, _ = facts_of(make(ram=None, checkpointed=True))
+    checkpointed, _ = facts_of(make(ram=None, checkpointed=True), eager)
     methods.append({"method": "checkpoint", **checkpointed})
     peak_bytes = checkpointed["heap_peak_bytes"]
     budgets.append(("backend@checkpoint", peak_bytes / whole_bytes, peak_bytes))
@@ -198,21 +206,25 @@ def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
         distributed.barrier()
         own: dict[str, Any] = {"method": method, "share": share, "budget_bytes": ram}
         try:
-            found, left = facts_of(make(ram=ram, checkpointed=False))
+            found, left = facts_of(make(ram=ram, checkpointed=False), eager)
         except (PoetModelError, torch._dynamo.exc.BackendCompilerFailed) as error:  # noqa: SLF001
             own |= {"refused": str(getattr(error, "inner_exception", error))}
         else:
             equal = all(map(_is_equal, left, expected))
             own |= {**found, "equal": equal}
         methods.append(own)
-    gathered: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, methods)
-    if distributed.get_rank() == 0:
-        Path(file).write_text(json.dumps(gathered), encoding="utf-8")
+        _write(methods, file)  # now: after a refusal a wrapper may end the process
     distributed.barrier()
     distributed.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # threads of the profiler
+
+
+def _write(methods: list[dict[str, Any]], file: str) -> None:
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, methods)
+    if distributed.get_rank() == 0:
+        Path(file).write_text(json.dumps(gathered), encoding="utf-8")
 
 
 def _is_equal(own: Any, expected: Any) -> bool:

@@ -10,14 +10,9 @@ from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
+from poetmodel.schedule.identity import FORMAT, HISTORY, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Group, metrics_at
-from poetmodel.schedule.relations import (
-    FORMAT,
-    HISTORY,
-    VERSION,
-    GraphIdentity,
-    dump,
-)
+from poetmodel.schedule.relations import dump
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:

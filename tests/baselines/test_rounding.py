@@ -9,7 +9,7 @@ from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instance, random_instances, random_training_graph, seeded
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import rounding, run
-from poetmodel.baselines.rounding import RULES, checkmate_rounding, complete
+from poetmodel.baselines.rounding import ROUNDING_RULES, checkmate_rounding, complete
 from poetmodel.errors import MethodNotApplicableError, NoScheduleError
 from poetmodel.graph import floor
 from poetmodel.problem import Problem
@@ -94,7 +94,7 @@ def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one(
     reached = solved = 0
     for problem in problems():
         best = outcome(problem)
-        for rule in RULES:
+        for rule in ROUNDING_RULES:
             assert best <= outcome(problem, rule) * (1 + 1e-9)
         assert outcome(problem, "deterministic") <= outcome(problem, "published")
         try:
@@ -111,7 +111,7 @@ def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one(
 
 
 @pytest.mark.usefixtures("few_draws")
-@pytest.mark.parametrize("rule", ["", *RULES])
+@pytest.mark.parametrize("rule", ["", *ROUNDING_RULES])
 def test_schedules_keep_the_budget_or_are_refused(rule):
     """Whatever the graph, the schedule is valid within RAM and pages nothing, or has a reason."""
     again = 0

@@ -106,7 +106,7 @@ def test_course_notes_the_first_schedule_and_each_fall_of_the_gap():
     course = Course()
     states = [(0.1, None, 1.0), (0.2, 4.0, 1.0), (0.3, 3.99, 1.0), (0.4, 2.0, 1.0), (0.5, 1.0, 1.0)]
     for seconds, incumbent, bound in (*states, (0.6, 1.0, 1.0)):
-        course.note(SolveProgress(seconds=seconds, incumbent=incumbent, bound=bound))
+        course.note(SolveProgress(seconds=seconds, overhead=incumbent, overhead_bound=bound))
     assert course.first_schedule_s == 0.2
     assert course.gaps == [(0.2, 0.75), (0.4, 0.5), (0.5, 0.0)]
 

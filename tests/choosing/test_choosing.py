@@ -23,7 +23,7 @@ from poetmodel.choosing.relaxation import ChoiceRelaxation, costs_for
 from poetmodel.choosing.search import layers_of, select
 from poetmodel.errors import InputError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.lowered.step import Ref
+from poetmodel.lowered.calls import Ref
 from poetmodel.result import Status
 from poetmodel.solver.request import Request
 from poetmodel.torch.lowering.step import lower

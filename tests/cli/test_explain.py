@@ -72,6 +72,19 @@ def test_costs_of_one_tensor_are_told(told):
     told(invoke("explain", path, "x", *where).err, "not proven")
 
 
+def test_ctrl_c_leaves_the_decision(monkeypatch):
+    """It is printed without what it costs."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sensitivity, "find_ram_step", interrupt)
+    ended = explain(tensor="x")
+    assert (ended.status, ended.err) == (0, "")
+    assert "paged out in stage 0" in ended.out
+    assert "What a change costs" not in ended.out
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [

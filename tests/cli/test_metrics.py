@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke
-from poetmodel.plan.io import load_document as load_plan
+from poetmodel.plan.document import load_document as load_plan
 from poetmodel.schedule import metrics
-from poetmodel.schedule.io import load_document
+from poetmodel.schedule.document import load_document
 from poetmodel.schedule.metrics import METRICS, Display, Group, Metric, MetricUnit, metrics_at
 from poetmodel.sweeps.measurement import measure
 from poetmodel.sweeps.runs import Run

@@ -136,7 +136,7 @@ def problem(minimize="energy"):
 
 def progress(incumbent, bound):
     """Return the state of a solve after one second."""
-    return SolveProgress(seconds=1.0, incumbent=incumbent, bound=bound)
+    return SolveProgress(seconds=1.0, overhead=incumbent, overhead_bound=bound)
 
 
 @pytest.mark.parametrize(

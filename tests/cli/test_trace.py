@@ -11,7 +11,7 @@ from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
-from poetmodel.schedule.io import load_document
+from poetmodel.schedule.document import load_document
 
 SOURCE = """\
 import torch

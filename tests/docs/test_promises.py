@@ -18,12 +18,14 @@ from poetmodel.cli.failures import ExitStatus
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "promises.md").read_text(encoding="utf-8")
 SOURCES = ROOT / "src" / "poetmodel"
-FUNCTION = re.compile(r"^(?:int|pm_real|const void \*) ?(pm_\w+)\([^;{]*\);", re.MULTILINE)
+FUNCTION = re.compile(
+    r"^(?:int|void|uint32_t|pm_real|const void \*) ?(pm_\w+)\([^;{]*\);", re.MULTILINE
+)
 """The declaration of a function in a header of exported C."""
 FILES = {
     "poetmodel-graph": "graph/io.py",
-    "poetmodel-schedule": "schedule/relations.py",
-    "poetmodel-plan": "plan/program.py",
+    "poetmodel-schedule": "schedule/identity.py",
+    "poetmodel-plan": "plan/versions.py",
     "poetmodel-step": "lowered/io.py",
     "poetmodel-export": "export/folder.py",
 }
@@ -112,7 +114,7 @@ What does `--commit` cost?
 How long does my flash last?
   reference/formats.md: results state after how many training steps the storage is worn
 Can I train with int8 weights?
-  concepts/deviations.md: To train int8 weights would take
+  guides/quantized.md: lets the weights of layers in int8 train, too
 My watchdog fires during a step. What now?
   guides/build-systems.md: run it in slices with `vTaskDelay(1)` between
 How do I put the arena into PSRAM?

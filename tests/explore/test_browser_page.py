@@ -8,7 +8,7 @@ import pytest
 
 from kit.browser_pages import PATIENCE_MS
 from kit.explorers import WIDE, running, visit
-from poetmodel.schedule.io import parse_document
+from poetmodel.schedule.document import parse_document
 
 pytestmark = pytest.mark.browser
 

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,17 @@ def test_signals_while_it_ends_change_nothing(tmp_path, solves):
 
 
 @pytest.mark.slow
+def test_server_listens_on_this_machine_alone(tmp_path):
+    """At its address 127.0.0.1, and at no other one of the machine."""
+    with running(tmp_path, *SMALL) as explorer:
+        socket.create_connection(("127.0.0.1", explorer.port), timeout=PATIENCE_S).close()
+        others = {found[4][0] for found in socket.getaddrinfo(socket.gethostname(), None)}
+        for other in {*others, "127.0.0.2", "::1"} - {"127.0.0.1"}:
+            with pytest.raises(OSError):  # noqa: PT011 - refused, or not there
+                socket.create_connection((other, explorer.port), timeout=1.0)
+
+
+@pytest.mark.slow
 def test_killed_server_loses_nothing(tmp_path):
     """Known answers come at once from the store, and what was being solved goes on from there."""
     with running(tmp_path, *SMALL) as explorer:
@@ -141,7 +154,7 @@ def test_killed_server_loses_nothing(tmp_path):
 
 def stored(store, point):
     """Return whether a point is in the store with a schedule and a bound."""
-    with sqlite3.connect(store) as connection:
+    with closing(sqlite3.connect(store)) as connection:
         query = "SELECT 1 FROM points WHERE id = ? AND value IS NOT NULL AND bound > 0"
         return connection.execute(query, (point,)).fetchone() is not None
 

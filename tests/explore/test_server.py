@@ -12,7 +12,7 @@ from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
-from poetmodel.schedule.io import load_document
+from poetmodel.schedule.document import load_document
 from poetmodel.solver import solve
 
 

@@ -19,16 +19,9 @@ from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Graph, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate
 from poetmodel.lowered.io import load_step
-from poetmodel.lowered.step import (
-    Buffer,
-    Call,
-    DataType,
-    LoweredStep,
-    NamedTensor,
-    Ref,
-    ScaledLearningRate,
-)
+from poetmodel.lowered.step import LoweredStep
 from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.exporting import export
 from poetmodel.torch.lowering.inference import with_inference

@@ -13,8 +13,8 @@ import poetmodel.torch as pmt
 from kit.quantized_networks import converted, float_front, images
 from poetmodel.export.exporting import export_step
 from poetmodel.export.identity import step_identity
+from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.lowered.step import Buffer, DataType
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.lowering.inference import with_inference

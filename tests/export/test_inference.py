@@ -22,8 +22,8 @@ from poetmodel.export.board import Target, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
+from poetmodel.lowered.calls import Ref
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.lowered.step import Ref
 from poetmodel.tiling.tiles import tiled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.inference import with_inference

@@ -18,9 +18,10 @@ from poetmodel.export.flash import code_bytes, table_bytes
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.export.source import StepSource
 from poetmodel.graph import Graph
+from poetmodel.lowered.calls import ConvolutionSizes, DataType
 from poetmodel.lowered.instructions import call_instructions, counted
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.lowered.step import ALIGNMENT, ConvolutionSizes, DataType, Weights
+from poetmodel.lowered.step import ALIGNMENT, Weights
 from poetmodel.tiling.choice import in_tiles
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kit.kernel_calls import Memory
-from poetmodel.lowered.step import Buffer, DataType
+from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import Lowering, StridedView, lowering_of
 from poetmodel.torch.step.optimizers import OptimizerSlot, rules_of

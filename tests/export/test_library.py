@@ -51,6 +51,13 @@ def folders(tmp_path_factory):
         "vww": {"ram": "90%", "commit": True, "prefix": "vww"},
         "ble": {"ram": "100%", "prefix": "ble", **mapped},
         "commits": {"ram": "150%", "commit": True, **mapped},
+        "kept": {
+            "ram": "100%",
+            "commit": True,
+            "evaluate": True,
+            "replay": 4,
+            "prefix": "kept",
+        },
     }
     return exporter(tmp_path_factory, plans)
 
@@ -60,6 +67,8 @@ def folders(tmp_path_factory):
     [
         pytest.param("vww", (), id="plain"),
         pytest.param("ble", (), id="mapped storage without slots"),
+        pytest.param("kept", (), id="evaluation, the best, samples"),
+        pytest.param("kept", ("-fanalyzer",), id="analyzed", marks=pytest.mark.slow),
         pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
         pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.slow),
         pytest.param("vww", ("-DPM_REAL=double",), id="double", marks=pytest.mark.slow),

@@ -13,7 +13,7 @@ from kit.networks import trainings
 from kit.random_masks import kept
 from kit.traced_models import Through
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.lowered.step import DataType
+from poetmodel.lowered.calls import DataType
 from poetmodel.planner import make_plan
 from poetmodel.torch.lowering.step import lower
 

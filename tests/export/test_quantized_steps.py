@@ -82,6 +82,43 @@ def test_inference_has_the_front_too(tmp_path):
         np.testing.assert_allclose(found, net(inputs[0]).numpy(), rtol=1e-5)
 
 
+class Pixels(nn.Module):
+    """Bytes of a camera, as rows of pixels or as planes, with a mean and a scale a channel."""
+
+    def __init__(self, net, *, rows):
+        super().__init__()
+        self.net, self.rows = net, rows
+
+    def forward(self, x):
+        """Return what the network says of an image."""
+        x = x.permute(0, 3, 1, 2).contiguous() if self.rows else x
+        mean = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
+        return self.net(((x.float() / 255 - mean) * 4).to(self.net[1].weight.dtype))
+
+
+@pytest.mark.parametrize("rows", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_bytes_become_int8_at_once(rows, tmp_path):
+    """One table for each channel: no tensor of real numbers in front of the first layer."""
+
+    def seen():
+        net, loss_fn, (_, y) = training()
+        shape = (2, 17, 13, 3) if rows else (2, 3, 17, 13)
+        return Pixels(net, rows=rows), loss_fn, (torch.zeros(shape, dtype=torch.uint8), y)
+
+    random = torch.Generator().manual_seed(1)
+    shape = seen()[2][0].shape
+    given = [
+        (torch.randint(256, shape, generator=random, dtype=torch.uint8), y) for _, y in batches()
+    ]
+    step = lowered(seen(), "momentum")
+    kernels = {call.kernel for calls in step.calls for call in calls}
+    assert "pm_q8_lookup" in kernels
+    assert not kernels & {"pm_lookup", "pm_q8_quantize"}
+    found = Exported(step, tmp_path).outcome(given, STEPS)
+    apart = found.differences(torch_steps(seen(), given, STEPS, "momentum"))
+    assert max(apart.values()) <= 1e-12, apart
+
+
 def test_state_returns_to_a_model_whose_front_is_converted(tmp_path):
     """What a program has trained is loaded, and saved again; the front has no part in it."""
     net, loss_fn, inputs = training(wrapped=False)

@@ -12,9 +12,9 @@ from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.ranges import Indices, indices_of, traced
+from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.loops import shape_table
-from poetmodel.lowered.step import Call, Ref
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 

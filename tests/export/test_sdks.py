@@ -23,6 +23,7 @@ OPTIONS = {
     "kws": {"ram": "100%", "paging": False, "prefix": "kws"},
     "vww": {"ram": "90%", "commit": True, "prefix": "vww"},
 }
+OPTIONS["stored"] = OPTIONS["commits"] | {"evaluate": True, "replay": 4}
 BATCHES = 3
 
 
@@ -137,7 +138,14 @@ def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
         assert words in built.stderr + built.stdout
 
 
-@pytest.mark.parametrize("name", ["commits", pytest.param("kws", marks=pytest.mark.seeds)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("commits", marks=pytest.mark.seeds),
+        "stored",
+        pytest.param("kws", marks=pytest.mark.seeds),
+    ],
+)
 def test_sketch_trains(folders, tmp_path, name):
     """The library has ``src`` as its only include path; noise that is always class 0 is learnt."""
     needs("cc", "c++")
@@ -156,7 +164,7 @@ def test_sketch_trains(folders, tmp_path, name):
     losses = [float(line) for line in done([tmp_path / "app"], tmp_path).splitlines()]
     assert len(losses) == 30
     assert losses[-1] < losses[0]
-    assert (sketch / "storage.c").exists() is (name == "commits")
+    assert (sketch / "storage.c").exists() is (name in {"commits", "stored"})
 
 
 def test_sdks_read_what_the_folder_says_of_itself(folders):

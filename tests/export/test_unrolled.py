@@ -13,8 +13,8 @@ from kit.rotation import parts
 from kit.traced_models import Through
 from poetmodel.export.unrolled import unrolled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.loops import loops_of
-from poetmodel.lowered.step import Buffer, Call, DataType, Ref
 from poetmodel.torch.lowering.step import lower
 
 CELLS = (nn.GRU, nn.LSTM, nn.RNN)

@@ -318,7 +318,7 @@ class Watch:
 
     def __call__(self, progress):
         """Note what is reported."""
-        bound, value = progress.bound, progress.incumbent
+        bound, value = progress.overhead_bound, progress.overhead
         if self.most is None:
             if value is not None:
                 self.fault = f"infeasible, incumbent {value}"

@@ -16,16 +16,9 @@ from poetmodel.export import board
 from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate
 from poetmodel.lowered.io import load_step
-from poetmodel.lowered.step import (
-    Buffer,
-    Call,
-    DataType,
-    LoweredStep,
-    NamedTensor,
-    Ref,
-    ScaledLearningRate,
-)
+from poetmodel.lowered.step import LoweredStep
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
@@ -37,6 +30,7 @@ def exporter(tmp_path_factory, plans):
     def folder(name):
         path = tmp_path_factory.mktemp(name)
         step = load_step(STEP)
+        step = with_frozen_front(step) if plans[name].get("replay") else step
         step = evaluated(step) if plans[name].get("evaluate") else step
         export_step(step, path, gap=0.5, **plans[name])
         return path
@@ -66,6 +60,20 @@ def evaluated(step):
         output=NamedTensor(name="output", shape=(), type=DataType.REAL, pieces=(made,)),
     )
     return replace(step, evaluation=part.with_nodes(nodes, calls))
+
+
+def with_frozen_front(step):
+    """Return a step whose first layer is frozen: convolution, ReLU and pool depend on inputs."""
+    frozen, front = {"0.weight", "0.bias"}, "2/max_pool2d_with_indices"
+    gone = {f"{front}_backward", "1/threshold_backward", "1/relu.mask", "3/convolution_backward"}
+    nodes, calls = [], []
+    for node, its in zip(step.graph.nodes, step.calls, strict=True):
+        backward = node.name.startswith("0/") and node.name != "0/convolution"
+        if node.name in frozen | gone or backward or node.name.startswith(("0.weight", "0.bias")):
+            continue
+        nodes.append(replace(node, inputs=tuple(x for x in node.inputs if x not in frozen)))
+        calls.append(its)
+    return step.with_nodes(nodes, calls)
 
 
 def digit_batches(count, *, seed):

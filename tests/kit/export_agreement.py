@@ -18,7 +18,7 @@ from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.export.exporting import DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.plan.arena import aligned_graph, alignment_on
+from poetmodel.plan.alignment import aligned_graph, alignment_on
 from poetmodel.torch.lowering.step import lower
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW

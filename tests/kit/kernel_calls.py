@@ -20,7 +20,7 @@ import poetmodel.export
 from kit.programs import needs
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import prototypes
-from poetmodel.lowered.step import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
+from poetmodel.lowered.calls import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, lowering_of

@@ -9,7 +9,7 @@ from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.report.subject import Sources, Subject, in_graph, solved_subject
-from poetmodel.schedule.io import parse_document
+from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import solve
 

@@ -17,10 +17,10 @@ from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.graph import Graph
+from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.instructions import OTHER, call_instructions, counted, table
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.kernels import kernel_names
-from poetmodel.lowered.step import Call, Ref
 from poetmodel.plan import Op
 from poetmodel.tiling.choice import in_tiles
 

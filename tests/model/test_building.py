@@ -15,7 +15,7 @@ from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import RELATIONS, check_schedule, checkpoint_all
-from poetmodel.schedule.io import load_document
+from poetmodel.schedule.document import load_document
 from poetmodel.solver import solve
 
 BACKENDS = [

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,66 @@ def test_one_module_says_what_budgets_and_tiles_mean():
     assert sizes_parsed('parse_size(given, field="ram", whole_bytes=8)') == {"ram"}
 
 
+# -- circles ---------------------------------------------------------------------------------------
+KNOWN_CIRCLES = {("device.costs", "device.hardware", "device.io")}
+"""Modules that import each other in functions; no more may."""
+
+
+def run_time_imports(tree):
+    """Yield the imports of a module and of its functions, but for those of types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        else:
+            yield from run_time_imports(node)
+
+
+def circles(imports):
+    """Return the largest sets of modules in which each one reaches all others, sorted."""
+
+    def reach(name):
+        found, pending = set(), [name]
+        while pending:
+            pending += (new := imports[pending.pop()] - found)
+            found |= new
+        return found
+
+    reached = {name: reach(name) for name in imports}
+    mutual = {
+        name: {other for other in reached[name] if name in reached[other]} for name in imports
+    }
+    return {tuple(sorted(group)) for group in mutual.values() if len(group) > 1}
+
+
+def test_no_modules_import_each_other():
+    """Not even in functions: a part can be read, and taken, with what lies below it."""
+    source, modules = ROOT / "src", {}
+    for path in (source / "poetmodel").rglob("*.py"):
+        parts = path.relative_to(source).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    imports = {}
+    for name, path in modules.items():
+        pairs = set(run_time_imports(ast.parse(path.read_text(encoding="utf-8"))))
+        named = {f"{module}.{part}" if f"{module}.{part}" in modules else module
+                 for module, part in pairs}  # fmt: skip
+        imports[name.removeprefix("poetmodel.")] = {
+            found.removeprefix("poetmodel.") for found in named & set(modules) - {name}
+        }
+    assert len(imports) > 300
+    assert circles(imports) == KNOWN_CIRCLES
+
+
+def test_a_circle_is_noticed():
+    """Of two modules or more, however many import one of them; a chain is none."""
+    chain = {"a": {"b"}, "b": {"c"}, "c": set(), "d": {"a"}}
+    assert circles(chain) == set()
+    assert circles(chain | {"c": {"a"}}) == {("a", "b", "c")}
+
+
 # -- the map of the architecture -------------------------------------------------------------------
 def test_every_place_on_the_map_exists():
     """Each file and folder that the map names is there: whoever follows it finds the place.
@@ -230,6 +291,16 @@ def test_every_place_on_the_map_exists():
         for part in name.split("."):
             defined = rf"^ *(class|def) {part}\b|^{part}\b.*="
             assert re.search(defined, source, re.MULTILINE), f"{file}: {name}"
+
+
+def test_each_python_of_the_classifiers_is_tested():
+    """The oldest one by every part of tox, and a part of its own for each newer one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)]
+    assert project["requires-python"] == f">=3.{named[0]}"
+    parts = f"[testenv:nightly-py3{{{','.join(named[1:])}}}]"
+    assert parts in (ROOT / "tox.ini").read_text(encoding="utf-8")
 
 
 def test_no_class_name_is_given_twice():

@@ -11,7 +11,7 @@ from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Arena, Plan, check_arena
 from poetmodel.plan.arena import Rectangle
-from poetmodel.plan.io import load_document, parse_document
+from poetmodel.plan.document import load_document, parse_document
 from poetmodel.schedule import GraphIdentity
 
 OUT, W = "output", "workspace"

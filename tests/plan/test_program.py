@@ -12,7 +12,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import Instruction, Op, Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.plan.io import load_document, parse_document
+from poetmodel.plan.document import load_document, parse_document
 from poetmodel.plan.listing import plan_listing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.homes import Homes

@@ -278,6 +278,10 @@ def test_a_list_of_relations_gives_numbered_rows():
         (lambda v: {"a": v.energy_j <= 3}, "got an object"),
         (lambda v: v.energy_j * float("nan") <= 3, "finite"),
         (lambda v: v.energy_j <= 10**400, "finite"),
+        (
+            lambda v: (v.page_ins["a"] <= 1) or (v.page_outs["a"] <= 1),
+            r"for 'or' add a variable to a model of pm.build\(problem\)",
+        ),
         (lambda v: v.page_outs[1, "a"] <= 1, "in a stage recomputations and page_ins are counted"),
         (lambda v: v.page_ins[3, "a"] <= 1, r"page_ins\[3, 'a'\]: the graph has no such stage"),
         (lambda v: v.page_ins[1, "a"] >= 1, "takes an upper limit alone.*reductions=False"),

@@ -414,10 +414,57 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_one_that_can():
     enough = enough_of(case)
     _, step, back = case.compiled(enough)
     step(*case.batch).backward()
-    assert back.plans[0].predicted_peak_bytes == enough
+    assert back.plans[0].predicted_peak_bytes <= enough
     _, step, _ = case.compiled(int(0.9 * enough))
     with pytest.raises(Exception, match="is too little"):
         step(*case.batch)
+
+
+class Recurrence(nn.Module):
+    """A recurrent cell over time, unrolled by a Python loop."""
+
+    def __init__(self, cell, width=32):
+        super().__init__()
+        self.cell = cell(width, width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        """Return logits of the last state."""
+        state = None
+        for part in x.unbind(1):
+            state = self.cell(part, state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+def recurrence(cell, steps):
+    """Return a classifier of sequences."""
+    batch = torch.randn(16, steps, 32), torch.randint(0, 10, (16,))
+    return Case(Recurrence(cell), classified, batch)
+
+
+def test_parts_that_autograd_saves_are_copied_where_eager_copies_them():
+    """With everything kept a GRU takes what eager takes: parts of a product, not all of it."""
+    case = recurrence(nn.GRUCell, 6)
+    _, step, back = case.compiled("100%")
+    step(*case.batch).backward()
+    model = copy.deepcopy(case.model)
+    peak_bytes = heap_peak_bytes(lambda: case.loss(model, *case.batch).backward())
+    assert back.plans[0].keep_all_bytes <= 1.02 * peak_bytes
+
+
+@pytest.mark.slow
+def test_recurrences_of_many_steps_get_plans(monkeypatch):
+    """Also by the budget that a refusal names, far below what is kept otherwise."""
+    monkeypatch.setattr(planning, "REFUSING_S", LIMIT_S / 4)
+    case = recurrence(nn.GRUCell, 48)
+    model, step, back = case.compiled("50%", gap=ANY_GAP)
+    assert same(trained(model, step, case.batch), case.eager())
+    (record,) = back.plans
+    assert record.predicted_peak_bytes <= record.keep_all_bytes / 2
+    enough = enough_of(case)
+    assert enough <= 0.5 * record.keep_all_bytes
+    model, step, back = case.compiled(enough, gap=ANY_GAP)
+    assert same(trained(model, step, case.batch), case.eager())
 
 
 def test_another_shape_is_planned_anew():

@@ -14,7 +14,7 @@ from kit.eager_steps import differing, keep_all
 from kit.networks import residual_step
 from kit.traced_models import rows
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
-from poetmodel.torch.step.trace import floor_bytes, keep_all_bytes, least_bytes, scheduled_graph
+from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, least_bytes, scheduled_graph
 
 nn = torch.nn
 
@@ -86,6 +86,20 @@ def test_the_state_dict_and_mode_are_the_users(kept):
         step(*inputs)
     model.train()
     assert differing(step, *own) == []
+
+
+def test_gradients_that_accumulate_are_of_a_part_of_the_loss_that_is_returned():
+    """With accumulate=2 the loss is that of eager, and the gradients are of half of it."""
+    model, batch = nn.Linear(4, 3), (torch.randn(8, 4), torch.randint(0, 3, (8,)))
+    loss_fn = nn.functional.cross_entropy
+    step = pmt.compile(model, loss_fn, batch, ram="100%", accumulate=2, cache=False)
+    returned = step(*batch)
+    found = model.weight.grad.clone()
+    model.zero_grad()
+    loss = loss_fn(model(batch[0]), batch[1])
+    (loss / 2).backward()
+    assert torch.equal(returned, loss.detach())
+    assert torch.equal(found, model.weight.grad)
 
 
 def test_other_inputs_are_compiled_for_if_asked():

@@ -331,3 +331,10 @@ def test_models_of_other_libraries(name, tmp_path):
         return
     assert (found["status"], found["other"]) == (WORKS, WORKS)
     assert found["budget"] is None or (found["budget"]["equal"] and found["budget"]["within"])
+
+
+def test_several_processes_are_refused_with_what_trains_there(monkeypatch):
+    """The stock Trainer takes a compiled model."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"one of 2 processes.*transformers\.Trainer\(model"):
+        Trainer(model=None, ram="90%")

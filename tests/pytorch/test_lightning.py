@@ -229,3 +229,10 @@ def test_what_would_stay_as_it_is_is_refused(tmp_path):
             fitted(kind(), tmp_path, 4, strategy=Strategy(**QUICK), **given)
     with pytest.raises(TypeError, match="clip_grad_norm, speed"):  # which are Lightning's
         Strategy(ram="100%", speed=3, clip_grad_norm=1.0)
+
+
+def test_several_processes_are_refused_with_what_trains_there(monkeypatch):
+    """Each would train alone."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"one of 2 processes.*strategy='ddp'"):
+        Strategy(ram="90%")

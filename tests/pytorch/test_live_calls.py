@@ -22,8 +22,8 @@ from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
 ROWS, WIDTH = 256, 64
-LOSS = "192KiB"
-"""What the loss of a tower takes in eager PyTorch."""
+LOSS = "257KiB"
+"""What the loss of a tower takes in eager PyTorch: four tensors like its input, and scalars."""
 ADVICE = "compile the module that holds the blocks"
 
 
@@ -149,7 +149,9 @@ def test_blocks_compiled_one_by_one_share_a_budget(ram):
     tower.zero_grad()
     x.grad = None
     gc.collect()
-    assert heap_peak_bytes(step) <= choice.peak_bytes <= choice.budget_bytes < choice.keep_all_bytes
+    numbers_bytes = 16  # the loss and its gradient
+    assert heap_peak_bytes(step) <= choice.peak_bytes + numbers_bytes
+    assert choice.peak_bytes <= choice.budget_bytes < choice.keep_all_bytes
     first, *others = back.plans
     assert others
     assert all(record.overhead < first.overhead for record in others)

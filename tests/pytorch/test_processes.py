@@ -1,7 +1,11 @@
 """Two processes with gloo: one plan for both, budgets that hold, bits of the same wrapper."""
 
 import copy
+import os
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,3 +166,20 @@ def test_two_processes_train_within_one_budget(work, tmp_path, monkeypatch, pyte
     """By DDP and FSDP2, with one plan and the wrapper's own bits; other shapes are refused."""
     monkeypatch.syspath_prepend(pytestconfig.rootpath)  # processes import this module by its name
     torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
+
+
+def test_loops_of_other_libraries_train_a_compiled_model(pytestconfig):
+    """Of transformers and Accelerate, under torchrun on a port that the system chooses."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    worker = Path(pytestconfig.rootpath) / "tests" / "kit" / "trained_processes.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    found = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(worker)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.count("trained") == 2

@@ -27,7 +27,7 @@ from poetmodel.torch.runtime.convolutions import (
     split_kernels,
 )
 from poetmodel.torch.runtime.profiling import fitted, measure_paging
-from poetmodel.torch.step.trace import keep_all_bytes, least_bytes
+from poetmodel.torch.step.scheduled import keep_all_bytes, least_bytes
 
 nn = torch.nn
 aten = torch.ops.aten

@@ -20,7 +20,7 @@ from kit.rotation import quick
 from kit.traced_models import QUICK_STEPS, STEPS, residual, rows
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.torch import PageError, compile, trace
-from poetmodel.torch.runtime.program import StepProgram
+from poetmodel.torch.runtime.program import StepWriter
 from poetmodel.torch.runtime.runner import Runner
 
 nn = torch.nn
@@ -285,7 +285,7 @@ def test_the_source_is_straight_down():
     """One function without a loop or a branch, in which no value lives after its last use."""
     traced = trace(*residual(), measure_workspace=False)
     plan = random_program(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
-    program = StepProgram(traced, plan.program, range(len(traced.parts.storages)))
+    program = StepWriter(traced, plan.program, range(len(traced.parts.storages))).write()
     (function,) = ast.parse(program.source).body
     assert [argument.arg for argument in function.args.args] == ["arguments", "emit", "pages"]
     _given, *body, end = function.body
@@ -323,7 +323,7 @@ def test_random_operations_keep_their_state_only_where_needed():
     get, put = torch.default_generator.get_state, torch.default_generator.set_state
 
     def calls(program):
-        nodes = StepProgram(traced, tuple(program), numbers).graph.nodes
+        nodes = StepWriter(traced, tuple(program), numbers).write().graph.nodes
         wanted = (get, put, dropout.node.target)
         return [node for node in nodes if node.target in wanted]
 

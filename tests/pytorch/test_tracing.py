@@ -12,7 +12,7 @@ from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes
 from poetmodel.problem import Problem
 from poetmodel.torch import compile, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
-from poetmodel.torch.step.trace import (
+from poetmodel.torch.step.scheduled import (
     KEPT_SHARES,
     RANDOM_STATE_BYTES,
     coarsen,

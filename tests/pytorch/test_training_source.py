@@ -25,7 +25,7 @@ from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule.relations import checkpoint_all
 from poetmodel.torch import CaptureError, PageError
 from poetmodel.torch.state.file import StateFile
-from poetmodel.torch.step.trace import least_bytes
+from poetmodel.torch.step.scheduled import least_bytes
 
 nn = torch.nn
 
@@ -194,7 +194,7 @@ def test_a_failing_step_says_that_updates_may_be_torn():
     twins = Twins(rows(nn.Linear(4, 4)), OPTIMIZERS["sgd"])
     traced = twins.trace(measure_workspace=False)
     run = runner(traced)
-    run.program.function = _failing
+    run.program = replace(run.program, function=_failing)
     with pytest.raises(MemoryError) as caught:
         run(traced.joint.flat_inputs(twins.inputs))
     assert "may have been updated" in caught.value.__notes__[0]

@@ -11,7 +11,7 @@ from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all
-from poetmodel.schedule.io import load_document, parse_document
+from poetmodel.schedule.document import load_document, parse_document
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.schedule.relations import dump
 

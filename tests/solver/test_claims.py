@@ -357,7 +357,7 @@ def test_progress_never_falls_behind(way, name):
     seen = []
     result = answer(problem_of(CASES[name]), way, gap=0.0, on_progress=seen.append)
     bounds = [progress.bound for progress in seen if progress.bound is not None]
-    values = [progress.incumbent for progress in seen if progress.incumbent is not None]
+    values = [progress.value for progress in seen if progress.value is not None]
     assert bounds == sorted(bounds)
     assert values == sorted(values, reverse=True)
     assert result.status == Status.OPTIMAL

@@ -117,7 +117,7 @@ def test_results_are_the_same_every_time(formulation):
             medium_problem(),
             formulation=formulation,
             seed=3,
-            on_progress=lambda progress: told.setdefault(progress.incumbent) is None,
+            on_progress=lambda progress: told.setdefault(progress.value) is None,
         )
         document = result.to_dict()
         for key in ("build_s", "solve_s", "primal_integral_s", "history"):
@@ -171,7 +171,7 @@ def test_what_is_neither_problem_nor_model_is_refused(thing):
 def test_a_chain_of_fifty_thousand_nodes_and_its_gradient_has_a_schedule():
     """It is verified, within the default time limit on an idle machine; no file takes it."""
     problem = chain_problem(50_000)
-    result = solve(problem, time_limit=240, on_progress=lambda told: told.incumbent is None)
+    result = solve(problem, time_limit=240, on_progress=lambda told: told.value is None)
     schedule = result.require_schedule()
     assert result.violations == ()
     with pytest.raises(TooLargeError, match="coarsen the graph"):
@@ -484,18 +484,19 @@ def test_progress_is_reported(formulation):
     gap = 0.05 if formulation == "lazy" else 0.25
     result = solve(problem, formulation=formulation, gap=gap, on_progress=seen.append)
     assert [p.seconds for p in seen] == sorted(p.seconds for p in seen)
-    incumbents = [p.incumbent for p in seen if p.incumbent is not None]
-    assert min(incumbents) >= result.overhead_j - 1e-6
+    values = [p.value for p in seen if p.value is not None]
+    assert min(values) >= result.value - 1e-6
     bounds = [p.bound for p in seen if p.bound is not None]
-    assert 0 <= min(bounds) <= max(bounds) <= result.overhead_j + 1e-6
+    assert result.baseline_energy_j <= min(bounds) <= max(bounds) <= result.value + 1e-6
     assert all(p.gap is None or 0 <= p.gap <= 1 for p in seen)
-    assert seen[0].incumbent is not None
+    assert seen[0].value is not None
     if formulation == "lazy":
         for progress in seen:
             verdict = check_schedule(problem, progress.schedule)
             assert verdict.valid
-            assert verdict.simulation.overhead_j == pytest.approx(progress.incumbent)
-        assert len(set(incumbents)) > 1
+            assert verdict.simulation.energy_j == pytest.approx(progress.value)
+            assert verdict.simulation.overhead_j == pytest.approx(progress.overhead)
+        assert len(set(values)) > 1
         assert seen[-1].schedule == result.schedule
 
 

@@ -291,10 +291,10 @@ def test_progress_tells_only_what_holds_for_the_makespan(deadline):
     result = solve(problem, on_progress=reported.append)
     assert any(progress.schedule is not None for progress in reported)
     for progress in reported:
-        assert progress.bound is None or progress.bound <= result.overhead_j + CLOSE
-        assert (progress.schedule is None) == (progress.incumbent is None)
+        assert progress.bound is None or progress.bound <= result.energy_j + CLOSE
+        assert (progress.schedule is None) == (progress.value is None)
         if progress.schedule is not None:
-            assert progress.incumbent >= result.overhead_j - CLOSE
+            assert progress.value >= result.energy_j - CLOSE
             assert verify(problem, progress.schedule).valid
 
 

@@ -17,7 +17,7 @@ from poetmodel.model import build
 from poetmodel.model.compact import COMPACT
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.schedule.io import parse_document
+from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model
@@ -127,7 +127,7 @@ def test_progress_under_an_own_objective_says_nothing_of_energy():
     model = build(comb_problem(9, 17, 9.0))
     model.objective.deactivate()
     model.mine = pyo.Objective(expr=sum(model.R.values()) + sum(model.S_RAM.values()))
-    assert {(p.incumbent, p.bound) for p in progress_of(model, gap=0.0)} == {(None, None)}
+    assert {(p.value, p.bound) for p in progress_of(model, gap=0.0)} == {(None, None)}
 
 
 # -- what is requested, and how incumbent and bound met --------------------------------------------
@@ -177,11 +177,16 @@ def test_watcher_sees_what_the_history_keeps(seed):
     assert stopped.status == Status.FEASIBLE
 
 
+def moment(seconds, overhead, bound):
+    """Return the state of a solve after some seconds."""
+    return SolveProgress(seconds=seconds, overhead=overhead, overhead_bound=bound)
+
+
 def test_long_histories_are_thinned():
     """First and last moment stay; a worse value or bound than one told before is left out."""
     history = History()
     for at in range(10_000):
-        history.watch(SolveProgress(seconds=float(at), incumbent=20_000.0 - at, bound=float(at)))
+        history.watch(moment(float(at), 20_000.0 - at, float(at)))
     assert len(history.moments) <= MOST_MOMENTS
     assert history.moments[0] == (0.0, 20_000.0, 0.0)
     assert history.moments[-1] == (9999.0, 10_001.0, 9999.0)
@@ -193,7 +198,7 @@ def test_long_histories_are_thinned():
         (4, 9, 3),
         (5, 8, 4),
     ):
-        history.watch(SolveProgress(seconds=seconds, incumbent=incumbent, bound=bound))
+        history.watch(moment(seconds, incumbent, bound))
     assert history.moments == [(2, None, 3), (3, 9, 3), (5, 8, 4)]
 
 
@@ -216,7 +221,7 @@ def test_file_keeps_the_history():
 )
 def test_gap_of_progress(incumbent, bound, gap):
     """A fraction of the incumbent; None while either side is missing."""
-    assert SolveProgress(seconds=1.0, incumbent=incumbent, bound=bound).gap == gap
+    assert moment(1.0, incumbent, bound).gap == gap
 
 
 def test_defaults_of_a_request():

@@ -11,7 +11,7 @@ from kit.worked import skip_problem
 from poetmodel.backends.highs import Highs
 from poetmodel.baselines import run
 from poetmodel.errors import InputError, UnknownOptionError
-from poetmodel.schedule.io import load_document
+from poetmodel.schedule.document import load_document
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.sensitivity import find_limits
 

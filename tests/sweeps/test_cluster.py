@@ -17,7 +17,7 @@ from poetmodel.errors import InputError
 from poetmodel.sweeps import Store, grid, sweep
 
 TIMES = {"recorded", "seconds", "cpu_s", "pool"}
-SOLVE_TIMES = {"build_s", "solve_s"}
+SOLVE_TIMES = {"build_s", "solve_s", "primal_integral_s"}
 ARGUMENTS = ("sweep", "mlp", "--devices", "rpi4b", "--ram", "75%,90%")
 
 
@@ -112,9 +112,9 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def add_worker(self, **environment):
+    def add_worker(self, threads=1, **environment):
         """Start a worker without a nanny, which would start it anew."""
-        options = ("--nthreads", "1", "--no-nanny", "--host", "127.0.0.1")
+        options = ("--nthreads", str(threads), "--no-nanny", "--host", "127.0.0.1")
         return self._start("worker", self.address, *options, **environment)
 
     def wait_for_workers(self, count):
@@ -198,6 +198,63 @@ def test_cluster_gives_the_records_of_a_local_sweep(cluster, tmp_path, monkeypat
     schedules = [tmp_path / folder / "schedules" for folder in ("local", "remote")]
     names = [sorted(path.name for path in folder.iterdir()) for folder in schedules]
     assert names[0] == names[1] != []
+    assert not [path for path in cluster.folder.rglob("*") if "sched" in path.name]
+
+
+MEETING = """
+import os
+import time
+from pathlib import Path
+
+from poetmodel.schedule import checkpoint_all
+
+
+def meet(problem):
+    here = Path({folder!r})
+    (here / str(os.getpid())).touch()
+    ends_s = time.monotonic() + 60
+    while len(list(here.iterdir())) < 2:
+        assert time.monotonic() < ends_s, "no other run came"
+        time.sleep(0.05)
+    return checkpoint_all(problem.graph)
+"""
+"""A method that waits until another run of it has begun, in another process."""
+
+
+@pytest.mark.slow
+def test_worker_does_as_many_runs_as_it_has_threads(cluster, tmp_path, monkeypatch):
+    """Two runs on one worker are under way at the same time, each in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    met = tmp_path / "met"
+    met.mkdir()
+    Path("meeting.py").write_text(MEETING.format(folder=str(met)))
+    worker = cluster.add_worker(threads=2)
+    cluster.wait_for_workers(1)
+    runs = grid(["mlp"], ["rpi4b"], ram=["100%", "110%"], methods=["meeting.py:meet"])
+    found = sweep(runs, tmp_path / "sweep", scheduler=cluster.address)
+    assert [record["status"] for record in found] == ["optimal", "optimal"]
+    pids = {int(path.name) for path in met.iterdir()}
+    assert len(pids) == 2
+    assert not pids & {worker.pid, os.getpid()}
+
+
+@pytest.mark.slow
+def test_study_runs_on_a_cluster(cluster, tmp_path):
+    """Its workers find the study in the checkout; every run has a record."""
+    cluster.add_worker()
+    cluster.wait_for_workers(1)
+    out = tmp_path / "smoke-compared.jsonl"
+    command = [sys.executable, "-m", "bench", "compared", "--smoke", "--only", "rotor"]
+    options = ["--scheduler", cluster.address, "--out", str(out)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [*command, *options], cwd=root, capture_output=True, text=True, check=True
+    )
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(records) > 1
+    assert {record["cell"]["method"] for record in records} == {"rotor"}
+    assert {record["status"] for record in records} <= {"optimal", "feasible", "not-applicable"}
+    assert f"{len(records)}/{len(records)} " in done.stderr
 
 
 @pytest.mark.slow

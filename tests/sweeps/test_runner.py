@@ -1,5 +1,6 @@
 """Running a sweep: in parallel, resumed, warm, and whatever dies on the way."""
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
 from poetmodel.errors import BackendUnavailableError, InputError, LicenceError, WorkersLostError
-from poetmodel.process import ProcessEndedError, WorkerProcess
+from poetmodel.process import PROGRAM, ProcessEndedError, WorkerProcess
 from poetmodel.schedule import RELATIONS
 from poetmodel.sweeps import Run, Settings, Store, grid, measurement, sweep
 from poetmodel.sweeps.measurement import blank, measure
@@ -25,7 +26,7 @@ from poetmodel.sweeps.tables import rows
 from poetmodel.sweeps.workers import files_of_run, run_shipped
 
 METHODS = ("optimal", "lru-paging")
-TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s"}
+TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s", "primal_integral_s"}
 
 
 def _runs(*ram, methods=METHODS):
@@ -83,6 +84,46 @@ def test_sweep_in_real_processes(tmp_path):
     content = (tmp_path / "cells.jsonl").read_bytes()
     assert sweep(runs, tmp_path) == records
     assert (tmp_path / "cells.jsonl").read_bytes() == content
+
+
+def _descendants(pid, generation=1):
+    """Return the worker processes below one, with their generation; needs Linux."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in task.read_text().split():
+                if PROGRAM.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found |= {(int(child), generation), *_descendants(child, generation + 1)}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs the processes of Linux")
+def test_sweep_with_two_threads_proves_the_same(tmp_path):
+    """Each solve has a search in a process of its own, and none is left when the sweep ends."""
+    runs = grid(["mobilenetv2"], ["rpi4b"], ram=("40%", "55%"), methods=("optimal",))
+    records, seen = {}, {}
+    for threads in (1, 2):
+        asked = [replace(run, settings=Settings(threads=threads)) for run in runs]
+        ended, found = threading.Event(), set()
+
+        def watch(ended=ended, found=found):
+            while not ended.wait(0.05):
+                found.update(_descendants(os.getpid()))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        records[threads] = sweep(asked, tmp_path / str(threads), workers=2)
+        ended.set()
+        watcher.join()
+        seen[threads] = {generation for _, generation in found}
+        assert not found & _descendants(os.getpid())
+    assert seen == {1: {1}, 2: {1, 2}}
+    for one, two in zip(records[1], records[2], strict=True):
+        assert one["key"] != two["key"]  # runs of other settings
+        assert (one["status"], two["status"]) == ("optimal", "optimal")
+        energies = [record["result"]["energy_j"] for record in (one, two)]
+        assert energies[0] == pytest.approx(energies[1], rel=1e-4)  # the gap of both
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Phase, floor
-from poetmodel.lowered.step import Ref
-from poetmodel.plan.arena import ALIGNMENT
+from poetmodel.lowered.calls import Ref
+from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.tiling.choice import MAX_CANDIDATES, chosen_tiles, in_tiles, needed_bytes
 from poetmodel.tiling.tiles import different_tiles, tiled, tiled_floor_bytes
 from poetmodel.torch.lowering.inference import with_inference

@@ -2,8 +2,8 @@
 
 A Pyomo that is loaded watches for the import of scipy and then loads four of its packages,
 ``scipy.stats`` among them: a second of processor time, where a small problem is solved in less. Its
-hook is only a convenience: what of Pyomo needs scipy loads these packages when it first does. So
-the hook is passed over once.
+hook, of https://github.com/Pyomo/pyomo/pull/3167, is only a convenience: what of Pyomo needs scipy
+loads these packages when it first does. So the hook is passed over once.
 """
 
 from __future__ import annotations

@@ -149,11 +149,11 @@ def _with_resident(
     safe, free = (without_state(problem, resident, in_time=in_time) for in_time in (True, False))
     one = hasattr(method, FORWARD_ONLY) or safe.graph == free.graph
     choices = (safe,) if one else (safe, free)
-    rules = (partial(_placed, problem, resident, method, plain) for plain in choices)
+    rules = (partial(_schedule_with_homes, problem, resident, method, plain) for plain in choices)
     return cheapest(problem, rules)
 
 
-def _placed(
+def _schedule_with_homes(
     problem: Problem,
     resident: Collection[int],
     method: Callable[[Problem], Schedule],

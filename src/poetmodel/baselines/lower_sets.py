@@ -176,7 +176,7 @@ class LowerSets:
             origins = np.flatnonzero(fits)
             new_costs = costs[origins] + self.cost_s[ends[origins], j]
             new_saved = saved[origins] + self.saved_bytes[ends[origins], j]
-            kept = _undominated(new_costs, new_saved, most)
+            kept = _select_undominated(new_costs, new_saved, most)
             ends = np.concatenate((ends, np.full(len(kept), j)))
             parents = np.concatenate((parents, origins[kept]))
             costs = np.concatenate((costs, new_costs[kept]))
@@ -246,7 +246,7 @@ def _grown(
     return grown
 
 
-def _undominated(
+def _select_undominated(
     costs: NDArray[np.float64], saved: NDArray[np.float64], most: int
 ) -> NDArray[np.int64]:
     """Return the labels of which no other one is as good in both, by rising costs.

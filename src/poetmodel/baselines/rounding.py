@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Checkpoints = NDArray[np.bool_]
     """Which tensors are in RAM as each stage begins, shape (stages, tensors)."""
 
-PUBLISHED, DETERMINISTIC, RANDOMIZED = RULES = ("published", "deterministic", "randomized")
+PUBLISHED, DETERMINISTIC, RANDOMIZED = ROUNDING_RULES = ("published", "deterministic", "randomized")
 """Variants of `checkmate_rounding`."""
 ALLOWANCE: Final = 0.1
 """Share of the RAM budget that the relaxation leaves free (the paper's figure)."""
@@ -91,8 +91,8 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     Takes the time of up to three linear programs; each rounding takes time in proportion to the
     number of stages times tensors.
     """
-    if rule not in ("", *RULES):
-        raise InputError(f"rule {rule!r}: expected one of {', '.join(RULES)}")
+    if rule not in ("", *ROUNDING_RULES):
+        raise InputError(f"rule {rule!r}: expected one of {', '.join(ROUNDING_RULES)}")
     relaxed = cache(partial(_Relaxation, problem))
     thresholds = THRESHOLDS if rule in ("", DETERMINISTIC) else (THRESHOLD,)
     allowances = (ALLOWANCE,) if rule == PUBLISHED else ALLOWANCES
@@ -123,7 +123,7 @@ class _Relaxation:
         self.levels = _kept_levels(problem, usable - int(allowance * usable))
         """For each span of stages in which a tensor stays in part: tensor, first and last stage
         that begin with it, share."""
-        self.pinned = _pinned(problem)
+        self.pinned = _pin_checkpoints(problem)
         self.seen: set[bytes] = set()
         """Rounded checkpoints so far."""
 
@@ -172,7 +172,7 @@ def _kept_levels(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, 
     ]
 
 
-def _pinned(problem: Problem) -> Checkpoints:
+def _pin_checkpoints(problem: Problem) -> Checkpoints:
     """Return the checkpoints of tensors that cannot be recomputed, up to their last need."""
     graph = problem.graph
     again = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}

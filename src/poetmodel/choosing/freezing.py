@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from poetmodel.lowered.step import Call, LoweredStep
+    from poetmodel.lowered.calls import Call
+    from poetmodel.lowered.step import LoweredStep
 
 BUFFER_UPDATE: Final = "copy_"
 """The operator of updates that no gradient has a part in: of running statistics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -26,8 +27,8 @@ from poetmodel.report.presenter import (
     row,
     state_facts,
 )
+from poetmodel.schedule.identity import OBJECTIVE_BOUND
 from poetmodel.schedule.metrics import Display, Group
-from poetmodel.schedule.relations import OBJECTIVE_BOUND
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def explain(
     if given.tensor is not None:
         if stated.document.status != "optimal":
             print_warnings([NOT_PROVEN])
-        with live_line(wanted=not output.json, doing="solving without the decision"):
+        with (
+            live_line(wanted=not output.json, doing="solving without the decision"),
+            suppress(KeyboardInterrupt),  # the decision is known, and is printed
+        ):
             account = _with_costs(account, search)
     print_room_warnings(stated.room)
     if output.json:
@@ -125,17 +129,18 @@ def _ram_row(account: Account, step: RamStep) -> Fact:
     if step.status == "infeasible":
         return row(name, "saves nothing", "proven")
     least = step.least_ram_bytes or 0
-    closed = f"proven: less than {format_bytes(least - budget)} more saves nothing"
+    less, found = (format_bytes((size or 0) - budget) for size in (least, step.ram_bytes))
+    less = f"{least - budget:,} B" if less == found else less
+    closed = f"proven: less than {less} more saves nothing"
     if step.ram_bytes is None or step.saved is None:
         note = "no better schedule was found within the time limit"
         return row(name, "unknown", f"{note}; {closed}" if least > budget else note)
-    if step.ram_bytes <= budget:
+    if step.ram_bytes == budget:
         return row("with this RAM", _signed(account, -step.saved), "the schedule is not the best")
     proof = "the next step, proven" if step.proven else "found within the time limit"
     if not step.proven and least > budget:
         proof = f"{proof}; {closed}"
-    more = f"with {format_bytes(step.ram_bytes - budget)} more RAM"
-    return row(more, _signed(account, -step.saved), proof)
+    return row(f"with {found} more RAM", _signed(account, -step.saved), proof)
 
 
 def _signed(account: Account, extra: float) -> str:

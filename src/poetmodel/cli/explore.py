@@ -144,7 +144,7 @@ def starting(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
-    from poetmodel.graph.catalogue import load_model, model_names
+    from poetmodel.graph.catalogue import check_model_name, model_names
 
     if source.graph is not None:
         return False
@@ -152,7 +152,7 @@ def _is_built_in(source: options.GraphOptions) -> bool:
         return True
     if Path(source.model).exists() or source.model.endswith(".json"):
         return False
-    load_model(source.model)  # says which names are close
+    check_model_name(source.model)
     return True
 
 

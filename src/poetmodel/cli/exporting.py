@@ -18,7 +18,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
-from poetmodel.errors import InputError, raised_as
+from poetmodel.errors import InputError, listed, raised_as
 from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
 from poetmodel.units import format_bytes
 
@@ -90,6 +90,19 @@ class ExportOptions:
         "--evaluate",
         "Export pm_evaluate too: loss and correct classes of a batch in evaluation mode; with "
         "--commit also pm_keep_best and pm_restore_best.",
+    )
+    replay: int | None = options.option(
+        None,
+        "--replay N",
+        "Keep up to N samples on storage, as the outputs of the frozen front with their labels: "
+        "pm_keep_sample stores one, pm_step_stored trains behind the front.",
+        parser=options.whole_number(),
+    )
+    migrate_from: Path | None = options.option(
+        None,
+        "--migrate-from FOLDER",
+        "Take over the state that an earlier export has left on storage, tensors of equal names, "
+        "shapes and types, by pm_migrate. Needs --commit of both.",
     )
     byte_input: str | None = options.option(
         None,
@@ -225,6 +238,8 @@ def export(
     given: dict[str, Any] = planned.given() | {
         "infer": wanted.infer,
         "evaluate": wanted.evaluate,
+        "replay": wanted.replay or 0,
+        "migrate_from": wanted.migrate_from,
         "byte_inputs": _byte_inputs(wanted.byte_input),
         "prefix": wanted.prefix,
         "weights": wanted.weights,
@@ -251,10 +266,11 @@ def export(
             device=board,
         )
     if wanted.target == ExportTarget.STEP:
+        from poetmodel.export.codes import with_codes
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 
-        save_step(with_byte_inputs(step, given["byte_inputs"]), wanted.out)
+        save_step(with_codes(with_byte_inputs(step, given["byte_inputs"])), wanted.out)
         print_written(wanted.out)
         return
     from poetmodel.export.exporting import export_step
@@ -461,11 +477,30 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
         yield row(f"  {what}", format_bytes(size), gaps if what == "the rest of the arena" else "")
     if deployment.written_bytes:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
+    yield from _replay_facts(deployment)
+    if deployment.migration is not None:
+        taken, anew = deployment.migration.taken, deployment.migration.anew
+        note = f"{plural(len(anew), 'tensor')} anew{': ' * bool(anew)}{listed(anew)}"
+        yield row("state taken over", plural(len(taken), "tensor"), note)
     slots = len(deployment.slots)
     yield row(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
     )
     yield from _flash_facts(deployment)
+
+
+def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
+    """Yield what stored samples take, and the instructions of both kinds of steps."""
+    from poetmodel.export.replay import instructions_of
+
+    replay = deployment.replay
+    if replay is None:
+        return
+    stored = f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
+    yield row("stored samples", f"{replay.samples:,}", stored)
+    step, plan = deployment.step, deployment.plan
+    whole, behind = (instructions_of(step, plan, nodes) for nodes in ((), replay.front.nodes))
+    yield row("  instructions", f"{behind:,}", f"of a step on one, estimated; on a batch {whole:,}")
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:

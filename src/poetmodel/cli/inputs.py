@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule import GraphIdentity
-    from poetmodel.schedule.io import ScheduleDocument
+    from poetmodel.schedule.document import ScheduleDocument
 
 LEAST_PYTORCH_BYTES: Final = 2**26
 """Devices with less RAM do not run PyTorch [B]."""
@@ -400,7 +400,7 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule import check_identity
-    from poetmodel.schedule.io import load_document
+    from poetmodel.schedule.document import load_document
 
     document = load_document(path)
     graph = graph_of(given, document.schedule.identity, source=path).graph

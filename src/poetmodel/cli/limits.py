@@ -52,7 +52,7 @@ def limits(
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
-    from poetmodel.plan.arena import alignment_on
+    from poetmodel.plan.alignment import alignment_on
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
@@ -185,7 +185,7 @@ def _facts(
 
 def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:
     """Return the least RAM of exported C: its tensors, and what it takes beside them."""
-    from poetmodel.plan.arena import alignment_on
+    from poetmodel.plan.alignment import alignment_on
 
     if limit.value is None:
         return row(WORDS[limit.name], "none", limit.result.reason)

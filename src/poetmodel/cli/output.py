@@ -296,8 +296,8 @@ class LiveLine:
         if latest is None or self._problem is None:
             return f"{self._doing}, {gap}{seconds}"
         objective = self._problem.objective
-        incumbent = f"{objective.label} {_amount(latest.incumbent, objective)}"
-        return f"{incumbent}  bound {_amount(latest.bound, objective)}  {gap}{seconds}"
+        incumbent = f"{objective.label} {_amount(latest.overhead, objective)}"
+        return f"{incumbent}  bound {_amount(latest.overhead_bound, objective)}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
         """Return the text that rich draws."""

@@ -17,7 +17,7 @@ from poetmodel.cli.output import figures, live_line, print_json, print_text, pri
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
-from poetmodel.plan.arena import ALIGNMENT
+from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.presenter import Fact, count, escaped, metric_facts, plural, room_facts, row
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Arena, ArenaCheck, Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
-    from poetmodel.schedule.io import ScheduleDocument
+    from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.solver import Fitted
 
 
@@ -92,7 +92,7 @@ def plan(
 ) -> None:
     """Make the program that a device runs, from a schedule file."""
     from poetmodel.schedule import check_identity
-    from poetmodel.schedule.io import load_document
+    from poetmodel.schedule.document import load_document
 
     if wanted.alignment is not None and not wanted.arena:
         raise InputError("--alignment: is about addresses; give --arena too")

@@ -78,7 +78,7 @@ def read_subjects(
     paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
     """Read and verify schedule files of one graph."""
-    from poetmodel.schedule.io import load_document
+    from poetmodel.schedule.document import load_document
 
     if source.graph is not None:
         graph = read_named(source.graph, source.shape)
@@ -96,7 +96,7 @@ def _read_subject(
     """Read and verify a schedule file, and plan its schedule if that is possible."""
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
-    from poetmodel.schedule.io import parse_document
+    from poetmodel.schedule.document import parse_document
 
     try:
         document = parse_document(read_text(path), source="")

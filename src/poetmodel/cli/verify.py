@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan import PlanCheck
-    from poetmodel.plan.io import PlanDocument
+    from poetmodel.plan.document import PlanDocument
     from poetmodel.report.subject import VerifiedSchedule
 
 MAX_VIOLATIONS: Final = 20
@@ -132,7 +132,7 @@ def _about_schedule(
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a schedule, the title of their table, and the RAM of the device."""
-    from poetmodel.schedule.io import parse_document
+    from poetmodel.schedule.document import parse_document
 
     stated = parse_document(as_text(content, source=str(path)), source=str(path))
     graph = graph_of(source, stated.schedule.identity, source=path).graph
@@ -178,7 +178,7 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 def is_plan(content: bytes) -> bool:
     """Return whether the content of a file is a plan, in JSON or binary."""
     from poetmodel.plan.binary import is_binary
-    from poetmodel.plan.program import FORMAT
+    from poetmodel.plan.versions import FORMAT
 
     if is_binary(content):
         return True
@@ -249,7 +249,7 @@ def _read_plan(
     """Return the plan in the content of a file, and its graph."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
-    from poetmodel.plan.io import PlanDocument, parse_document
+    from poetmodel.plan.document import PlanDocument, parse_document
 
     if not is_binary(content):
         stated = parse_document(as_text(content, source=str(path)), source=str(path))

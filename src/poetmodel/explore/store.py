@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -64,11 +64,15 @@ class PointStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # the token is inside
-            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-            self._check_own(connection)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.executescript(_TABLES)
+            with ExitStack() as opened:
+                connection = opened.enter_context(
+                    closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None))
+                )
+                self._check_own(connection)
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.executescript(_TABLES)
+                opened.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise InputError(
                 f"--store {self.path}: expected a store of the explorer, to be written ({error})"

@@ -210,10 +210,10 @@ class _Progress:
     def __call__(self, progress: SolveProgress) -> bool:
         if self.talk.cancelled():
             return False
-        self.bound = max(self.bound, self.known, progress.bound or 0.0)
+        self.bound = max(self.bound, self.known, progress.overhead_bound or 0.0)
         schedule = progress.schedule
-        better = progress.incumbent is not None and (
-            self.value is None or progress.incumbent < self.value
+        better = progress.overhead is not None and (
+            self.value is None or progress.overhead < self.value
         )
         if schedule is not None and better:
             self._tell_schedule(schedule, progress.seconds)

@@ -13,6 +13,7 @@ from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared
+from poetmodel.export.replay import check_samples
 from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import unit_remark
@@ -46,6 +47,7 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
     prefix: str,
     weights: WeightsFormat | str,
     shared_kernels: str | Path | None,
+    replay: int,
 ) -> Device:
     """Return the device of an export; raise for each option that no step can be exported with.
 
@@ -74,6 +76,9 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
     commit = commit or commit_every > 1
     if commit:
         _check_commit(board)
+    check_samples(replay)
+    if replay and board.storage is None:
+        raise InputError(f"replay: device {board.name} has no storage for samples")
     parse_tile(tile)
     check_limits(ram=ram, deadline=deadline)
     stack_bytes(stack, commit=commit)

@@ -13,7 +13,7 @@ from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
 from poetmodel.lowered.kernels import changed
 from poetmodel.plan import Op
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.alignment import aligned
 from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
+    from poetmodel.export.migration import Migration
+    from poetmodel.export.replay import Replay
     from poetmodel.export.tile_trials import TileTrial
-    from poetmodel.lowered.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -100,6 +103,10 @@ class Deployment:
     """The forward pass in evaluation mode, where it was asked for."""
     evaluation: ForwardPass | None = None
     """The same to the loss, where it was asked for."""
+    replay: Replay | None = None
+    """The storage of samples for steps behind the frozen front, where it was asked for."""
+    migration: Migration | None = None
+    """What it takes over of the state of another step, where that was asked for."""
     prefix: str = "pm"
     """What all names of C begin with."""
     weights: WeightsFormat = WeightsFormat.C
@@ -234,7 +241,7 @@ class Deployment:
         if self.device is None or self._endurance_cycles is None:
             return 2
         flash, beside = self.device.flash, 0 if self.saves else self._paged_bytes
-        beside += self._best_bytes
+        beside += self._best_bytes + self.replay_bytes
         room = (self.device.aux_bytes or 0) - beside
         if flash is not None and self.device.commits_to_flash:
             most = int(NEARLY_FULL * flash.size_bytes) - sum(self.program.values())
@@ -252,6 +259,16 @@ class Deployment:
     def _generations_apart(self) -> int:
         """How many of the generations share no erase block."""
         return self.generations // self.generations_in_block
+
+    @property
+    def uses_storage(self) -> bool:
+        """Whether the program needs a driver of storage."""
+        return bool(self.slots) or self.replay is not None
+
+    @property
+    def replay_bytes(self) -> int:
+        """The blocks of stored samples [B]."""
+        return 0 if self.replay is None else self.replay.stored_bytes
 
     @property
     def _best_bytes(self) -> int:
@@ -276,7 +293,7 @@ class Deployment:
         """What generations take of flash in its blocks, where storage forgets [B]."""
         if not self.saves:
             return 0
-        return self._generations_apart * self._erased_bytes + self._best_bytes
+        return self._generations_apart * self._erased_bytes + self._best_bytes + self.replay_bytes
 
     @property
     def stored_bytes(self) -> int:
@@ -289,8 +306,11 @@ class Deployment:
         return self._stored_bytes(min(self._generations_apart, 2))
 
     def _stored_bytes(self, generations: int) -> int:
-        kept = 0 if self.saves else generations * self._erased_bytes + self._best_bytes
-        return self._paged_bytes + kept
+        if self.saves:
+            return self._paged_bytes
+        kept = generations * self._erased_bytes + self._best_bytes
+        own = self._paged_bytes + kept + self.replay_bytes
+        return own if self.migration is None else max(own, self.migration.source["stored_bytes"])
 
     @property
     def commit_bytes(self) -> int:
@@ -376,6 +396,8 @@ class Deployment:
         step, resident = self.step, self.plan.resident or ()
         state = sum(step.graph.tensor_bytes[i] for i in resident)
         outputs = {} if self.inference is None else {"outputs": output_bytes(step)}
+        if self.replay is not None:
+            outputs["stored samples"] = self.replay.ram_bytes
         return {
             "state in the arena": state,
             "the rest of the arena": self.arena_bytes - state,
@@ -383,7 +405,9 @@ class Deployment:
             **outputs,
             "stack": self.stack_bytes,
             "runtime": RUNTIME_BYTES,
-            "free": self.ram_bytes - self.arena_bytes - reserved_bytes(step, self.stack_bytes),
+            "free": self.ram_bytes
+            - self.arena_bytes
+            - reserved_bytes(step, self.stack_bytes, self.replay),
         }
 
 
@@ -428,6 +452,7 @@ def stack_bytes(stack: str | int | None, *, commit: bool) -> int:
     return parse_size(stack, field="stack")
 
 
-def reserved_bytes(step: LoweredStep, stack_bytes: int) -> int:
+def reserved_bytes(step: LoweredStep, stack_bytes: int, replay: Replay | None = None) -> int:
     """Return what a step takes of RAM beside its arena [B]."""
-    return input_bytes(step) + output_bytes(step) + stack_bytes + RUNTIME_BYTES
+    stored = 0 if replay is None else replay.ram_bytes
+    return input_bytes(step) + output_bytes(step) + stored + stack_bytes + RUNTIME_BYTES

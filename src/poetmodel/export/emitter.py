@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, pass_slot
 from poetmodel.export.ranges import Indices, indices_of, traced
-from poetmodel.lowered.fusing import FUSED
-from poetmodel.lowered.kernels import changed, parameters
-from poetmodel.lowered.loops import call_refs
-from poetmodel.lowered.step import (
+from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
     ConvolutionSizes,
@@ -21,6 +18,9 @@ from poetmodel.lowered.step import (
     Ref,
     ScaledLearningRate,
 )
+from poetmodel.lowered.fusing import FUSED
+from poetmodel.lowered.kernels import changed, parameters
+from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, ForwardPass
-    from poetmodel.lowered.step import Argument, NamedTensor, Weights
+    from poetmodel.export.replay import Front
+    from poetmodel.lowered.calls import Argument, NamedTensor
+    from poetmodel.lowered.step import Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",
@@ -115,6 +117,14 @@ class ProgramSource:
         """Whether a step writes committed state before its end."""
         self._slices = 0
         """Nodes that were computed; a step can be ended before each."""
+        self._replay = deployment.replay if beside is None else None
+        self._is_kept = self._replay is None
+        """Whether all that a sample holds of the front was computed: what follows is behind it."""
+        self._uncomputed = set(self._replay.front.outputs) if self._replay else set()
+        """Outputs of the front that were not computed yet."""
+        numbers = self._replay.front.inputs if self._replay else ()
+        self._stored_inputs = {self.step.inputs[k].pieces[0].buffer for k in numbers}
+        """Inputs that a stored sample has."""
         self._seen: Counter[int] = Counter()
 
     def _placed(self) -> dict[int, dict[int, int]]:
@@ -140,20 +150,76 @@ class ProgramSource:
                 self._taken = set(self._taken_over(position, index))
             for i, offset in self._offsets.get(position, {}).items():
                 self._here[self.graph.tensors[i].name] = offset
-            if op == Op.COMPUTE:
-                yield from self._compute(index)
-                continue
-            name = self.graph.tensors[index].name
-            if op == Op.PAGE_IN:
-                yield from self._page_in(name)
-            elif op == Op.PAGE_OUT:
-                yield from self._page_out(name)
-            elif op == Op.WAIT:
-                yield self._wait(self._slot_of(name))
-            elif self._old.get(name, name) not in self._resident | self._mapped | self._taken:
-                size = self.step.buffers[self._old.get(name, name)].bytes
-                if size:
-                    yield f"PM_FREE({self._address_of(name)}, {size});"
+            if self._replay is None:
+                yield from self._instruction(op, index)
+            else:
+                yield from self._replayed(self._replay.front, op, index)
+
+    def _instruction(self, op: Op, index: int) -> Iterator[str]:
+        """Yield the statements of an instruction of the plan."""
+        if op == Op.COMPUTE:
+            yield from self._compute(index)
+            return
+        name = self.graph.tensors[index].name
+        if op == Op.PAGE_IN:
+            yield from self._page_in(name)
+        elif op == Op.PAGE_OUT:
+            yield from self._page_out(name)
+        elif op == Op.WAIT:
+            yield self._wait(self._slot_of(name))
+        elif self._old.get(name, name) not in self._resident | self._mapped | self._taken:
+            size = self.step.buffers[self._old.get(name, name)].bytes
+            if size:
+                yield f"PM_FREE({self._address_of(name)}, {size});"
+
+    # -- stored samples ----------------------------------------------------------------------------
+
+    def _replayed(self, front: Front, op: Op, index: int) -> Iterator[str]:
+        """Yield an instruction of a step that stored samples can begin behind the front.
+
+        PM_STORED: the step is on a stored sample. PM_KEEPS: it ends behind the front, whose outputs
+        are stored. The other nodes run if neither is so.
+        """
+        maker = index if op == Op.COMPUTE else self.graph.node_of[index]
+        lines = list(self._instruction(op, index))
+        names = [tensor.name for tensor in self.graph.nodes[maker].outputs]
+        kept = [name for name in names if name in front.outputs]
+        if maker not in front.nodes:
+            yield from lines if self._is_kept else _guarded("!PM_KEEPS", lines)
+        elif op == Op.COMPUTE:
+            yield from _guarded("!PM_STORED", lines)
+            yield from self._loaded(kept)
+            if self._seen[index] == 1:
+                yield from self._stored(kept)
+        elif self.graph.tensors[index].name in kept:
+            yield from lines
+        else:
+            yield from _guarded("!PM_STORED", lines)
+
+    def _loaded(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield what reads outputs of the front from a stored sample."""
+        for name in names:
+            read = self._try(f"pm_sample_read({self._part(name)})")
+            yield f"if (PM_STORED) {read}"
+
+    def _stored(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield what writes outputs of the front to a sample, and the end of that."""
+        for name in names:
+            write = self._try(f"pm_sample_write({self._part(name)})")
+            yield f"if (PM_KEEPS) {write}"
+        self._uncomputed -= set(names)
+        if not self._uncomputed and not self._is_kept:
+            self._is_kept = True
+            waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._moving)
+            yield f"if (PM_KEEPS) {{ {waits}return PM_OK; }}"
+
+    def _part(self, name: str) -> str:
+        """Return the arguments that say which part of a sample an output of the front is."""
+        if self._replay is None:
+            raise ValueError(name)
+        number = self._replay.front.outputs.index(name)
+        size = self.step.buffers[name].bytes
+        return f"{number}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
     def _taken_over(self, position: int, k: int) -> Iterator[str]:
         """Yield the inputs of a node whose memory its outputs take over."""
@@ -176,7 +242,9 @@ class ProgramSource:
             for indices in (indices for call in calls for indices in indices_of(call)):
                 given = traced(indices, makers)
                 if given.ref.buffer in self._callers:
-                    yield from self._refused(given)
+                    refused = list(self._refused(given))
+                    stored = self._replay is None or given.ref.buffer in self._stored_inputs
+                    yield from refused if stored else _guarded("!PM_STORED", refused)
                     self._within.append(indices)
 
     def _refused(self, indices: Indices) -> Iterator[str]:
@@ -589,6 +657,17 @@ class ProgramSource:
 
     def _try(self, call: str) -> str:
         return f"PM_TRY_{'TORN' if self._torn else 'PAGE'}({call});"
+
+
+def _guarded(condition: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield statements that run on a condition; marks of slices stay in front of it."""
+    marks = [line for line in lines if line.startswith("PM_SLICE(")]
+    inside = [line for line in lines if not line.startswith("PM_SLICE(")]
+    yield from marks
+    if inside:
+        yield f"if ({condition}) {{"
+        yield from (f"    {line}" for line in inside)
+        yield "}"
 
 
 def _plus(pointer: str, offset: int) -> str:

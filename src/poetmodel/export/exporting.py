@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +14,9 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_profile
-from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError
+from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
+from poetmodel.export.codes import with_codes
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
@@ -25,6 +27,8 @@ from poetmodel.export.deployment import (
 from poetmodel.export.flash import check_flash, program_sizes, smallest
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
+from poetmodel.export.migration import load_source, migration_of
+from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
 from poetmodel.export.tile_trials import cheapest_tiles
 from poetmodel.export.values import check_values
@@ -32,16 +36,18 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
-from poetmodel.plan.arena import aligned_graph, alignment_on, check_arena
+from poetmodel.plan.alignment import aligned_graph, alignment_on
+from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from poetmodel.device import Device
+    from poetmodel.export.replay import Replay
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
@@ -72,6 +78,8 @@ class ExportKeywords(TypedDict, total=False):
     commit: bool
     commit_every: int
     checksum: bool
+    replay: int
+    migrate_from: str | Path | None
     byte_inputs: Mapping[str, str]
     prefix: str
     weights: WeightsFormat | str
@@ -100,6 +108,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     checksum: bool = True,
     infer: bool = False,
     evaluate: bool = False,
+    replay: int = 0,
+    migrate_from: str | Path | None = None,
     byte_inputs: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
@@ -154,6 +164,13 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     evaluate : bool
         Whether ``pm_evaluate`` is wanted too: loss and correct classes of a batch in evaluation
         mode, and with `commit` ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
+    replay : int
+        How many samples storage has room for, as the outputs of the frozen front and what else
+        nodes behind it read: ``pm_keep_sample`` stores them, and ``pm_step_stored`` trains behind
+        the front. 0: none.
+    migrate_from : str or Path, optional
+        The folder of an earlier export with commits, whose state ``pm_migrate`` takes over from
+        storage: tensors of equal names, shapes and types.
     byte_inputs : mapping
         Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
         ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
@@ -204,6 +221,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         prefix=prefix,
         weights=weights,
         shared_kernels=shared_kernels,
+        replay=replay,
     )
     for option, wanted, part in (
         ("infer", infer, step.inference),
@@ -220,11 +238,14 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         evaluation=step.evaluation if evaluate else None,
     )
     check_values(step)
-    step = with_byte_inputs(step, byte_inputs)
+    step = with_codes(with_byte_inputs(step, byte_inputs))
     commit = commit or commit_every > 1
+    source = _migration_source(migrate_from, board, commit=commit)
+    sample_storage = partial(_sample_storage, samples=replay, device=board, commit=commit)
+    stored = sample_storage(step)
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
-    reserved = reserved_bytes(step, stack)
+    reserved = reserved_bytes(step, stack, stored)
     ram_bytes = _ram_bytes(step, board, ram, reserved)
     choice = parse_tile(tile)
     pages = paging and _costs(step, board, profile).pages is not None
@@ -242,6 +263,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         commit=commit and bool(step.graph.replacement_of),
         commit_every=commit_every,
         checksum=checksum,
+        replay=stored,
         prefix=prefix,
         weights=WeightsFormat(weights),
         shared_kernels=None
@@ -263,14 +285,14 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             commit=commit_every if commit else None,
         )
 
+    with_tiles = partial(_with_tiles, deployment, stored=sample_storage)
     fitting = fitting_tiles(step, choice, board, room_bytes=room, paging=pages)
-    fitting[1:] = [each for each in fitting[1:] if _fits_flash(_with_tiles(deployment, *each))]
-    chosen = cheapest_tiles(fitting, stated, clock)
+    chosen = cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
     tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
         first = Weights.of(step)
-        deployment = _with_tiles(deployment, tile_bytes, step)
-        deployment = replace(deployment, tile_trials=chosen.trials)
+        deployment = replace(with_tiles(tile_bytes, step), tile_trials=chosen.trials)
+        stored = deployment.replay
     check_flash(_with_sizes(deployment, first), at_least=True)
     least = needed_bytes(step, board, paging=pages)
     if least > room:
@@ -300,7 +322,12 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     result, plan, arena = _fitted(
         problem, board, clock, STEP_RATIO, available_bytes=available, start=chosen.schedule
     )
-    deployment = replace(deployment, plan=plan, arena=arena, result=result)
+    stored = stored and in_plan_order(stored, step, plan)
+    migration = None if source is None else migration_of(step, source)
+    deployment = replace(
+        deployment, plan=plan, arena=arena, result=result, replay=stored, migration=migration
+    )
+    _check_migration(deployment)
     if step.inference is not None:
         made = _forward_pass("inference", deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=made)
@@ -319,6 +346,46 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     return deployment
 
 
+def _sample_storage(
+    step: LoweredStep, samples: int, device: Device, *, commit: bool
+) -> Replay | None:
+    """Return the storage of samples, None without any; raise if there is no place for them."""
+    if not samples:
+        return None
+    if device.is_volatile and not commit:
+        raise InputError(
+            f"replay: the storage of {device.name} forgets without power, and stored samples with "
+            "it; commit to its flash too, where samples lie then"
+        )
+    return replay_of(step, samples, GenerationLayout.on(device))
+
+
+def _migration_source(
+    folder: str | Path | None, device: Device, *, commit: bool
+) -> dict[str, Any] | None:
+    """Return how the folder wrote generations whose state is taken over, if one is named."""
+    if folder is None:
+        return None
+    source = load_source(folder)
+    if not commit or device.is_volatile or source["in_flash"]:
+        raise InputError(
+            "migrate_from: expected commits to the storage of the device, of both folders; give "
+            "commit, or copy state by name where storage forgets without power"
+        )
+    return source
+
+
+def _check_migration(deployment: Deployment) -> None:
+    """Raise if a step has state on storage that no generation has: it is written before them."""
+    graph = deployment.step.graph
+    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation}
+    if deployment.migration is not None and names - deployment.resident_names:
+        raise InputError(
+            f"migrate_from: {listed(sorted(names))} lies on storage, and no step replaces it, so "
+            "that it is in no generation; give more ram"
+        )
+
+
 def check_export(folder: Path, **options: Any) -> Device:
     """Return the device of `export_step` with these options; raise as it does for each of them.
 
@@ -332,10 +399,29 @@ def check_export(folder: Path, **options: Any) -> Device:
     return board
 
 
-def _with_tiles(deployment: Deployment, tile_bytes: int | None, step: LoweredStep) -> Deployment:
-    """Return a deployment of a step in tiles of a size [B], without decisions."""
+def _with_tiles(
+    deployment: Deployment,
+    tile_bytes: int | None,
+    step: LoweredStep,
+    *,
+    stored: Callable[[LoweredStep], Replay | None],
+) -> Deployment:
+    """Return a deployment of a step in tiles of a size [B], without decisions.
+
+    `stored` returns its storage of samples.
+    """
     plan, arena = smallest(step)
-    return replace(deployment, step=step, tile_bytes=tile_bytes, plan=plan, arena=arena)
+    cut = replace(deployment, step=step, tile_bytes=tile_bytes, replay=stored(step))
+    return replace(cut, plan=plan, arena=arena)
+
+
+def _within_flash(
+    fitting: list[tuple[int | None, LoweredStep]],
+    with_tiles: Callable[[int | None, LoweredStep], Deployment],
+) -> list[tuple[int | None, LoweredStep]]:
+    """Return the first size of tiles, and others for which the flash may have room."""
+    first, *others = fitting
+    return [first, *(each for each in others if _fits_flash(with_tiles(*each)))]
 
 
 def _fits_flash(deployment: Deployment) -> bool:

@@ -163,9 +163,10 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
 def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     """Count what a program repeats: nodes, calls, their arguments; and what its runtime has."""
     counts = Counter({"runtime": 1})
-    counts["slots"] += bool(deployment.slots)
+    counts["slots"] += deployment.uses_storage
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
     counts["commit"] += deployment.commit
+    counts["replay"] += deployment.replay is not None
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
     counts["infer"] += len(deployment.passes)

@@ -11,8 +11,9 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
-from poetmodel.export.deployment import WeightsFormat
+from poetmodel.export.deployment import WeightsFormat, input_bytes, reserved_bytes
 from poetmodel.export.emitter import elements
+from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import (
     FORWARDING,
     SHARED,
@@ -22,12 +23,15 @@ from poetmodel.export.kernels import (
     renamed,
     write_shared,
 )
+from poetmodel.export.migration import generation_of
 from poetmodel.export.packaging import command_block, folder_words
+from poetmodel.export.replay import instructions_of, rows_of, stored_arena_bytes
 from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
-from poetmodel.lowered.step import DataType, Weights
+from poetmodel.lowered.step import Weights
 from poetmodel.lowered.tables import BYTES, tables_of
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.lowered.step import LoweredStep, NamedTensor
+    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.step import LoweredStep
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MANIFEST: Final = "manifest.json"
@@ -194,7 +199,9 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
     """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
     needed = {
         "src/pm_commit.c": deployment.commit,
-        "examples/Train/storage.c": deployment.slots,
+        "src/pm_replay.c": deployment.replay,
+        "src/pm_migrate.c": deployment.migration,
+        "examples/Train/storage.c": deployment.uses_storage,
         "examples/Train/flash.c": deployment.saves,
     }
     return name != "pm_driver.h" and bool(needed.get(name, True))
@@ -243,6 +250,8 @@ def manifest(
         ],
         "gradients": [_value(value) for value in step.gradients],
         **_evaluation(deployment),
+        **_replay(deployment),
+        **_generation(deployment, source),
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
@@ -292,6 +301,55 @@ def _evaluation(deployment: Deployment) -> dict[str, Any]:
         return {}
     gives = ["loss", *["correct"] * deployment.counts_correct]
     return {"evaluation": {"gives": gives, "keeps_best": deployment.keeps_best}}
+
+
+def _replay(deployment: Deployment) -> dict[str, Any]:
+    """Return what stored samples hold, and what a step takes on a batch and on a stored sample."""
+    replay, step = deployment.replay, deployment.step
+    if replay is None:
+        return {}
+    plan, front = deployment.plan, replay.front
+    reserved = reserved_bytes(step, deployment.stack_bytes, replay)
+    beside = input_bytes(step) - replay.input_bytes
+    stored = stored_arena_bytes(deployment)
+    return {
+        "replay": {
+            "samples": replay.samples,
+            "sample_bytes": replay.sample_bytes,
+            "holds": list(rows_of(step, front)),
+            "sample_id": front_identity(step, front)[:8],
+            "stored_bytes": replay.stored_bytes,
+            "group_samples": replay.group_samples,
+            "group_bytes": replay.group_bytes,
+            "step": {
+                "ram_bytes": deployment.arena_bytes + reserved,
+                "instructions": instructions_of(step, plan),
+                "nodes": len(step.graph.nodes),
+            },
+            "stored_step": {
+                "ram_bytes": stored + reserved - beside,
+                "instructions": instructions_of(step, plan, front.nodes),
+                "nodes": len(step.graph.nodes) - len(front.nodes),
+            },
+        }
+    }
+
+
+def _generation(deployment: Deployment, source: StepSource) -> dict[str, Any]:
+    """Return how generations lie on storage, and what the step takes over of another one's."""
+    if not deployment.generation:
+        return {}
+    ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
+    found: dict[str, Any] = {"generation": generation_of(deployment, **ids)}
+    migration = deployment.migration
+    if migration is not None:
+        found["migrates"] = {
+            "step_id": migration.source["step_id"],
+            "taken": list(migration.taken),
+            "anew": list(migration.anew),
+            "left": list(migration.left),
+        }
+    return found
 
 
 def _exactness(step: LoweredStep) -> dict[str, str]:

@@ -6,10 +6,12 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from poetmodel.lowered.step import WORKSPACE, Ref, ScaledLearningRate
+from poetmodel.lowered.calls import WORKSPACE, Ref, ScaledLearningRate
 
 if TYPE_CHECKING:
-    from poetmodel.lowered.step import Argument, Call, LoweredStep
+    from poetmodel.export.replay import Front
+    from poetmodel.lowered.calls import Argument, Call
+    from poetmodel.lowered.step import LoweredStep
 
 
 def step_identity(step: LoweredStep) -> str:
@@ -29,6 +31,18 @@ def step_identity(step: LoweredStep) -> str:
     return _Identity(step).digest()
 
 
+def front_identity(step: LoweredStep, front: Front) -> str:
+    """Return the SHA-256 of what a sample holds: of the front's calls, and of what is read of it.
+
+    Samples of one identity are outputs of the same front, in the same order.
+    """
+    identity = _Identity(step)
+    calls = [identity.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]
+    outputs = [identity.encode(Ref(name)) for name in front.outputs]
+    content = json.dumps([calls, outputs, front.inputs])
+    return sha256(content.encode()).hexdigest()
+
+
 class _Identity:
     """Canonical names for the buffers of a step, in the order in which its calls name them."""
 
@@ -42,17 +56,17 @@ class _Identity:
 
     def digest(self) -> str:
         step = self._step
-        calls = [self._encode_call(call) for of_node in step.calls for call in of_node]
+        calls = [self.encode_call(call) for of_node in step.calls for call in of_node]
         gradients = (ref for value in step.gradients for ref in value.pieces)
-        results = [self._encode(ref) for ref in (step.loss, *gradients)]
+        results = [self.encode(ref) for ref in (step.loss, *gradients)]
         content = json.dumps([calls, results, self._buffers])
         return sha256(content.encode()).hexdigest()
 
-    def _encode_call(self, call: Call) -> list[object]:
-        where = call.where and [self._encode(call.where.counter), call.where.value]
-        return [call.kernel, [*map(self._encode, call.arguments)], where, call.within]
+    def encode_call(self, call: Call) -> list[object]:
+        where = call.where and [self.encode(call.where.counter), call.where.value]
+        return [call.kernel, [*map(self.encode, call.arguments)], where, call.within]
 
-    def _encode(self, argument: Argument) -> object:
+    def encode(self, argument: Argument) -> object:
         if isinstance(argument, Ref):
             return [self._canonical_name(argument.buffer), argument.offset]
         if isinstance(argument, ScaledLearningRate):

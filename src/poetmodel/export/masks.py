@@ -14,11 +14,13 @@ from operator import mul
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.loops import columns_of
-from poetmodel.lowered.step import ALIGNMENT, Buffer, Call, DataType, Ref
+from poetmodel.lowered.step import ALIGNMENT
 
 if TYPE_CHECKING:
-    from poetmodel.lowered.step import Argument, LoweredStep
+    from poetmodel.lowered.calls import Argument
+    from poetmodel.lowered.step import LoweredStep
 
 _RESULTS: Final = {"pm_hardtanh_backward": "pm_clamp", "pm_leaky_relu_backward": "pm_leaky_relu"}
 """Gradients that read what the activation read, and may read the result of this kernel."""

@@ -26,7 +26,7 @@ from poetmodel.export.board import MACHINES, Target, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.lowered.step import DataType
+from poetmodel.lowered.calls import DataType
 from poetmodel.plan import Op
 
 if TYPE_CHECKING:

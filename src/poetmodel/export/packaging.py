@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
-from poetmodel.lowered.step import DataType
+from poetmodel.lowered.calls import DataType
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,9 +63,11 @@ def _storage_words(deployment: Deployment) -> Words:
         at = device.flash.size_bytes - size
     return {
         "SLOTS": len(deployment.slots),
+        "STORAGE": deployment.uses_storage,
+        "SAMPLE_SIZE": f"{0 if deployment.replay is None else deployment.replay.sample_bytes:,}",
         "MAPPED": deployment.plan.memory_mapped,
         "IN_MEMORY": deployment.plan.memory_mapped or deployment.saves,
-        "SPI": bool(deployment.slots) and not in_place,
+        "SPI": deployment.uses_storage and not in_place,
         "COMMIT": deployment.commit,
         "COMMIT_EVERY": deployment.commit_every,
         "ONLY_NTH": deployment.commit_every > 1,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import columns_of, merged
-from poetmodel.lowered.step import Call, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.loops import Numbers
-    from poetmodel.lowered.step import Argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ import numpy as np
 from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
+from poetmodel.export.identity import front_identity
 from poetmodel.export.templates import read_template
+from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import RANDOM
-from poetmodel.lowered.step import DataType
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
+    from poetmodel.export.migration import Piece
     from poetmodel.export.templates import Words
-    from poetmodel.lowered.step import LoweredStep, NamedTensor, Weights
+    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.step import LoweredStep, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
@@ -102,11 +105,13 @@ class StepSource:
             "EVALUATION": deployment.evaluation is not None,
             "COUNTS_CORRECT": deployment.counts_correct,
             "BEST": deployment.keeps_best,
+            **self._replay_words(),
+            **self._migration_words(),
             "RANDOM": self._draws,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
-            "LAYOUT_ID": self._layout_id,
-            "INSTANCE_ID": sha256(deployment.prefix.encode()).hexdigest()[:8],
+            "LAYOUT_ID": self.layout_id,
+            "INSTANCE_ID": self.instance_id,
             "RECORD_BYTES": RECORD_BYTES if deployment.generation else 0,
             "SEAL_BYTES": SEAL_BYTES if deployment.generation else 0,
             "PADDING_BYTES": PADDING_BYTES,
@@ -116,8 +121,49 @@ class StepSource:
             "DRIVER": read_template("pm_driver.h").rstrip(),
         }
 
+    def _replay_words(self) -> Words:
+        """Return the words about stored samples: 0 where there are none."""
+        replay = self.deployment.replay
+        if replay is None:
+            names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
+            return {**dict.fromkeys(names, 0), "SAMPLE_BYTES": 0, "SAMPLE_ID": "0"}
+        return {
+            "REPLAY": replay.samples,
+            "SAMPLE_OUTPUTS": len(replay.front.outputs),
+            "SAMPLE_INPUTS": len(replay.front.inputs),
+            "SAMPLE_INPUT_BYTES": replay.input_bytes,
+            "SAMPLE_BYTES": replay.sample_bytes,
+            "SAMPLE_ID": front_identity(self.step, replay.front)[:8],
+        }
+
+    def _migration_words(self) -> Words:
+        """Return the words about the step whose state this one takes over."""
+        migration = self.deployment.migration
+        if migration is None:
+            return {"MIGRATES": False}
+        source = migration.source
+        return {
+            "MIGRATES": True,
+            "OLD_STEP_ID": source["step_id"],
+            "OLD_LAYOUT_ID": source["layout_id"],
+            "OLD_INSTANCE_ID": source["instance_id"],
+            "OLD_TENSORS": len(source["tensor_bytes"]),
+            "OLD_PAGE_SLOTS": source["page_slots"],
+            "OLD_STATE_SUMS": source["checksums"],
+            "OLD_STORED_BYTES": source["stored_bytes"],
+            "OLD_COMMIT_UNIT": source["commit_unit"],
+            "OLD_COMMIT_BLOCK": source["commit_block"],
+            "OLD_SHARED": source["shared"],
+            "MIGRATED_PIECES": len(migration.pieces),
+        }
+
     @property
-    def _layout_id(self) -> str:
+    def instance_id(self) -> str:
+        """What tells one copy of a step from another."""
+        return sha256(self.deployment.prefix.encode()).hexdigest()[:8]
+
+    @property
+    def layout_id(self) -> str:
         """What tells one order of the state of a generation from another."""
         return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
 
@@ -213,7 +259,27 @@ class StepSource:
         if self.deployment.saves:
             saved = (str(self._buffers.index(name)) for name in self.deployment.generation)
             yield _table("const uint32_t pm_saved[]", saved)
+        replay = self.deployment.replay
+        if replay is not None:
+            sizes = map(str, replay.part_bytes)
+            yield _table("const uint32_t pm_sample_parts[]", sizes)
+            numbers = map(str, replay.front.inputs)
+            yield _table("const uint32_t pm_sample_inputs[]", numbers, empty="0")
+        migration = self.deployment.migration
+        if migration is not None:
+            yield _table(
+                "const pm_migrated_t pm_migrated[]",
+                map(self._migrated, migration.pieces),
+            )
+            yield _table(
+                "const uint32_t pm_old_bytes[]", map(str, migration.source["tensor_bytes"])
+            )
         yield from self._gradients()
+
+    def _migrated(self, piece: Piece) -> str:
+        buffer = self._buffers.index(piece.buffer)
+        numbers = (buffer, piece.first, piece.count, piece.tensor, piece.offset)
+        return f"{{{', '.join(map(str, numbers))}}}"
 
     def _buffer(self, name: str) -> str:
         buffer = self.step.buffers[name]

@@ -74,9 +74,8 @@ def cheapest_tiles(
         share_s = (clock.remaining_s() - end_s) / (len(candidates) - number)
         if share_s <= 0 or tile_bytes is None:
             break
-        problem = state(step)
-        watch = _watch(clock, best[0] - problem.objective.baseline)
-        result = solve(problem, time_limit=share_s, gap=clock.gap, on_progress=watch)
+        watch = _watch(clock, best[0])
+        result = solve(state(step), time_limit=share_s, gap=clock.gap, on_progress=watch)
         value = result.value
         trials.append(TileTrial(tile_bytes=tile_bytes, value=value, bound=result.proven_bound))
         if value is not None and value < best[0]:
@@ -86,7 +85,7 @@ def cheapest_tiles(
 
 
 def _watch(clock: Request, least: float) -> Callable[[SolveProgress], bool]:
-    """Return an observer that ends a trial whose bound, above the baseline, reaches `least`."""
+    """Return an observer that ends a trial whose bound reaches `least`."""
 
     def goes_on(progress: SolveProgress) -> bool:
         wanted = None if clock.on_progress is None else clock.on_progress(progress)

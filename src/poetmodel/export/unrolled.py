@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
 from poetmodel.lowered.fusing import fused, parted
 from poetmodel.lowered.loops import Loops, call_refs, is_by_element, loops_of, shape_table
-from poetmodel.lowered.step import WORKSPACE, Buffer, Call, DataType, LoweredStep, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from poetmodel.lowered.step import LoweredStep
 
 
 def unrolled(step: LoweredStep) -> LoweredStep:

@@ -117,7 +117,7 @@ def model_names() -> tuple[str, ...]:
 
 def describe_model(name: str) -> str:
     """Return the description of a shipped model, in one line."""
-    _require_known(name)
+    check_model_name(name)
     return _DESCRIPTIONS[name]
 
 
@@ -125,7 +125,7 @@ def load_model(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
     """Read a shipped model from ``graphs/``, or make one of the zoo with other sizes."""
     from poetmodel.graph.structure import Graph
 
-    _require_known(name)
+    check_model_name(name)
     if shape.given:
         return _make(name, shape)
     return Graph.load(model_path(shipped("graphs"), name))
@@ -213,7 +213,14 @@ def model_path(folder: Path, name: str) -> Path:
     return folder / f"{name}{SUFFIX}"
 
 
-def _require_known(name: str) -> None:
+def check_model_name(name: str) -> None:
+    """Raise unless a shipped model has this name; the error names those that are close.
+
+    Raises
+    ------
+    GraphError
+        If there is no such model.
+    """
     if name in _DESCRIPTIONS:
         return
     typed = name.strip().lower().replace("_", "-")

@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 
 INT8_FRONT: Final = "int8 front: exact against its definition, not against float"
 """What results of a network say whose first layers are quantized."""
+INT8_WEIGHTS: Final = (
+    "int8 weights, trained by quantization-aware scaling: not the numbers of float training"
+)
+"""Label of results of a network whose int8 weights train."""
 _INT8: Final = "q8_"
-"""How the operators of such layers begin."""
+"""How the operators of layers in int8 begin."""
+_OF_INT8_WEIGHTS: Final = frozenset(
+    {"q8_pointwise_weight_gradient", "q8_convolution_weight_gradient"}
+)
+"""Operators of layers whose int8 weights train."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +117,9 @@ class Graph:
 
     @property
     def exactness(self) -> str:
-        """What its results are exact against, where that is not float; else nothing."""
+        """Label of results whose numbers are not those of a float network; empty for others."""
+        if any(node.op in _OF_INT8_WEIGHTS for node in self.nodes):
+            return INT8_WEIGHTS
         return INT8_FRONT if any(node.op.startswith(_INT8) for node in self.nodes) else ""
 
     # -- numbering ---------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
-from poetmodel.lowered.step import Call, ConvolutionSizes, Ref
+from poetmodel.lowered.calls import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.lowered.step import Argument, LoweredStep
+    from poetmodel.lowered.calls import Argument
+    from poetmodel.lowered.step import LoweredStep
 
 UPDATE_FLOPS: Final = 2
 """Of an element: the product with the rate, and the difference."""

@@ -15,8 +15,8 @@ from importlib.resources import files
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.lowered.calls import Call, ConvolutionSizes, Ref
 from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.step import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -17,19 +17,19 @@ from poetmodel.errors import InputError, raised_as, shown
 from poetmodel.files import read_text, write_text
 from poetmodel.graph import Graph
 from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
-from poetmodel.lowered.kernels import kernel_names, parameter_names, parameters
-from poetmodel.lowered.step import (
+from poetmodel.lowered.calls import (
     WORKSPACE,
     Argument,
     Buffer,
     Call,
     Condition,
     DataType,
-    LoweredStep,
     NamedTensor,
     Ref,
     ScaledLearningRate,
 )
+from poetmodel.lowered.kernels import kernel_names, parameter_names, parameters
+from poetmodel.lowered.step import LoweredStep
 from poetmodel.schedule.io import Index, Strict, parse_file
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.lowered.step import Ref
+from poetmodel.lowered.calls import Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
-    from poetmodel.lowered.step import Call
+    from poetmodel.lowered.calls import Call
 
 SOURCES: Final[Traversable] = files("poetmodel") / "export" / "c"
 """The C that an export copies, and whose kernels a step calls."""

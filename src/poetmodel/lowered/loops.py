@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
+from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.step import Call, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from poetmodel.lowered.step import Argument
+    from poetmodel.lowered.calls import Argument
 
     Numbers: TypeAlias = tuple[int, ...]
 

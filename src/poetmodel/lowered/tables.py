@@ -12,18 +12,21 @@ import numpy as np
 
 from poetmodel.errors import InputError, listed
 from poetmodel.graph import Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.loops import call_refs, merged
-from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from poetmodel.lowered.loops import Numbers
+    from poetmodel.lowered.step import LoweredStep
 
 BYTES: Final = 256
 """How many values a byte has: the entries of a table, or of its row for a channel."""
 LOOKUP: Final = "pm_lookup"
 """The kernel that converts bytes by a table."""
+CODES: Final = "pm_q8_lookup"
+"""The same to int8."""
 _IMAGE: Final = 3
 """Dimensions of one image, whose channels come first."""
 _NUMBERS: Final = 2
@@ -36,7 +39,7 @@ def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
     """Return the tables by which a step reads an input, in the order of their first use."""
     found: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
-        if call.kernel == LOOKUP:
+        if call.kernel in (LOOKUP, CODES):
             _, x, table = call_refs(call)
             found.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
     return tuple(found)

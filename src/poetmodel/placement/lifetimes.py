@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.alignment import aligned
 from poetmodel.plan.stays import stays
 from poetmodel.schedule.machine import BEFORE, Content
 

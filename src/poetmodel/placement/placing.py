@@ -10,7 +10,8 @@ from poetmodel.errors import PlanError
 from poetmodel.placement.lifetimes import Block, blocks_of, lower_bound_bytes
 from poetmodel.placement.packing import Packing, search
 from poetmodel.plan import Plan, check_plan
-from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
+from poetmodel.plan.alignment import ALIGNMENT, check_alignment
+from poetmodel.plan.arena import Arena, Placed
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:

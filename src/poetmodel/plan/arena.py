@@ -6,12 +6,13 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.errors import PlanError, shown
+from poetmodel.plan.alignment import ALIGNMENT, aligned, check_alignment
 from poetmodel.plan.stays import stays
 from poetmodel.schedule.machine import BEFORE, Content, Stay
 from poetmodel.units import brief, format_bytes
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from poetmodel.device import Device
     from poetmodel.graph import Graph
+    from poetmodel.plan.io import ArenaEntry
     from poetmodel.plan.program import Plan
-
-ALIGNMENT: Final = 16
-"""Offsets are multiples of this unless another alignment is wanted [B]."""
 
 
 class Placed(NamedTuple):
@@ -38,35 +36,6 @@ class Placed(NamedTuple):
     """A tensor's number; a node's index for a workspace."""
     offset: int
     """Its first byte [B]."""
-
-
-def aligned(size_bytes: int, alignment: int) -> int:
-    """Return a size rounded up to a multiple of the alignment."""
-    return -(-size_bytes // alignment) * alignment
-
-
-def aligned_graph(graph: Graph, alignment: int) -> Graph:
-    """Return a graph with the sizes that its tensors and workspaces have in a block."""
-    nodes = tuple(
-        replace(
-            node,
-            workspace_bytes=aligned(node.workspace_bytes, alignment),
-            outputs=tuple(
-                replace(tensor, bytes=aligned(tensor.bytes, alignment)) for tensor in node.outputs
-            ),
-        )
-        for node in graph.nodes
-    )
-    return replace(graph, nodes=nodes)
-
-
-def alignment_on(device: Device | None) -> int:
-    """Return what offsets on a device are multiples of [B].
-
-    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
-    of what is moved and a part of something else cannot be cleaned or discarded.
-    """
-    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +98,24 @@ class Arena:
     @staticmethod
     def load(path: str | Path) -> Arena:
         """Read the addresses in a ``*.plan.json`` file; `PlanError` where it has none."""
-        from poetmodel.plan.io import load_document
+        from poetmodel.plan.io import load_file
 
-        arena = load_document(path).arena
-        if arena is None:
+        entry = load_file(path).arena
+        if entry is None:
             raise PlanError(f"{path}: arena: missing; 'poetmodel plan --arena' makes addresses")
-        return arena
+        return Arena.of_entry(entry)
 
-
-def check_alignment(alignment: int) -> None:
-    """Raise `PlanError` unless this is a power of two."""
-    if alignment < 1 or alignment & (alignment - 1):
-        raise PlanError(f"alignment: expected a power of two, got {shown(alignment)}")
+    @staticmethod
+    def of_entry(entry: ArenaEntry) -> Arena:
+        """Return the addresses of a plan file."""
+        return Arena(
+            bytes=entry.bytes,
+            lower_bound_bytes=entry.lower_bound_bytes,
+            alignment=entry.alignment,
+            offsets=tuple(
+                Placed(p, Content(content), k, at) for p, content, k, at in entry.offsets
+            ),
+        )
 
 
 class Rectangle(NamedTuple):

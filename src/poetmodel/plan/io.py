@@ -1,19 +1,17 @@
-"""Reading plan files, ``*.plan.json``."""
+"""Content of plan files, ``*.plan.json``, checked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, LiteralString
+from typing import TYPE_CHECKING, Annotated, Final, Literal, LiteralString
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, raised_as
 from poetmodel.files import read_text
-from poetmodel.plan.arena import Arena, Placed, check_alignment
-from poetmodel.plan.program import VERSION, VERSION_OF_STATE, Plan
+from poetmodel.plan.alignment import check_alignment
+from poetmodel.plan.versions import VERSION, VERSION_OF_STATE
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.io import GraphFile, Index, Strict, exactly, parse_file, with_metrics
 from poetmodel.schedule.machine import BEFORE, Content
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_OFFSET: Final = 4
+"""Values of an offset: see `poetmodel.plan.arena.Placed`."""
 OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
 
 
@@ -41,11 +41,11 @@ Step = Annotated[
 Position = Annotated[int, Field(ge=BEFORE)]
 Placement = Annotated[
     tuple[Position, Literal["output", "workspace"], Index, Index],
-    _listed(len(Placed._fields), "a position, 'output' or 'workspace', an index, an offset"),
+    _listed(_OFFSET, "a position, 'output' or 'workspace', an index, an offset"),
 ]
 
 
-class _ArenaEntry(Strict):
+class ArenaEntry(Strict):
     """The addresses of a plan file."""
 
     bytes: Index
@@ -54,8 +54,8 @@ class _ArenaEntry(Strict):
     offsets: list[Placement]
 
 
-class _PlanFile(GraphFile):
-    """A plan file without its metrics."""
+class PlanFile(GraphFile):
+    """The content of a plan file; its metrics are fields of a subclass."""
 
     format: Literal["poetmodel-plan"]
     version: Annotated[int, exactly(VERSION, VERSION_OF_STATE)]
@@ -65,67 +65,32 @@ class _PlanFile(GraphFile):
     resident: list[Index] | None = None
     memory_mapped: bool = False
     commit: Annotated[int, Field(ge=1)] | None = None
-    arena: _ArenaEntry | None = None
+    arena: ArenaEntry | None = None
 
 
 @cache
-def _plan_file(metrics: tuple[Metric, ...]) -> type[_PlanFile]:
-    return with_metrics(_PlanFile, metrics)
+def _plan_file(metrics: tuple[Metric, ...]) -> type[PlanFile]:
+    return with_metrics(PlanFile, metrics)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanDocument:
-    """A whole plan file: the plan, and the figures it states."""
-
-    plan: Plan
-    """The program, with the identity of its graph."""
-    stated: dict[str, float | None]
-    """The figures, by key."""
-    arena: Arena | None = None
-    """The addresses, where the file has them."""
-
-
-def load_document(path: str | Path) -> PlanDocument:
+def load_file(path: str | Path) -> PlanFile:
     """Read a plan file; `PlanError` names every fault found."""
     with raised_as(PlanError):
         text = read_text(path)
-    return parse_document(text, source=str(path))
+    return parse_plan(text, source=str(path))
 
 
-def parse_document(text: str, *, source: str) -> PlanDocument:
+def parse_plan(text: str, *, source: str) -> PlanFile:
     """Read the text of a plan file; `source` names it in errors."""
-    metrics = metrics_at(Display.PLAN_FILE)
     with raised_as(PlanError, source):
-        document = parse_file(_plan_file(metrics), text, kind="plan")
-        faults = list(_faults(document))
+        file = parse_file(_plan_file(metrics_at(Display.PLAN_FILE)), text, kind="plan")
+        faults = list(_faults(file))
         if faults:
             raise PlanError(faults)
-    plan = Plan(
-        program=tuple(Instruction(Op(op), index) for op, index in document.program),
-        mode=StorageMode(document.mode),
-        identity=document.identity(),
-        ram_budget_bytes=document.ram_budget_bytes,
-        device=document.device,
-        resident=None if document.resident is None else tuple(document.resident),
-        memory_mapped=document.memory_mapped,
-        commit=document.commit,
-    )
-    stated = {metric.key: getattr(document, metric.key) for metric in metrics}
-    return PlanDocument(plan=plan, stated=stated, arena=_arena(document.arena))
+    return file
 
 
-def _arena(entry: _ArenaEntry | None) -> Arena | None:
-    if entry is None:
-        return None
-    return Arena(
-        bytes=entry.bytes,
-        lower_bound_bytes=entry.lower_bound_bytes,
-        alignment=entry.alignment,
-        offsets=tuple(Placed(p, Content(content), k, at) for p, content, k, at in entry.offsets),
-    )
-
-
-def _faults(document: _PlanFile) -> Iterator[str]:
+def _faults(document: PlanFile) -> Iterator[str]:
     if (document.resident is None) != (document.version == VERSION):
         yield (
             f"resident: a file of version {VERSION_OF_STATE} lists the state whose home is RAM, "
@@ -151,7 +116,7 @@ def _faults(document: _PlanFile) -> Iterator[str]:
         yield from _arena_faults(document, document.arena)
 
 
-def _arena_faults(document: _PlanFile, arena: _ArenaEntry) -> Iterator[str]:
+def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
     try:
         check_alignment(arena.alignment)
     except PlanError as error:

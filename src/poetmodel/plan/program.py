@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
 from poetmodel.files import write_text
+from poetmodel.plan.versions import FORMAT, VERSION, VERSION_OF_STATE
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.metrics import Display, simulated_metrics
@@ -20,14 +21,9 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Arena
+    from poetmodel.plan.io import PlanFile
     from poetmodel.plan.simulation import PlanCheck
     from poetmodel.schedule import GraphIdentity
-
-
-FORMAT: Final = "poetmodel-plan"
-VERSION: Final = 1
-VERSION_OF_STATE: Final = 2
-"""Version of the files of plans that state the homes of state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +123,20 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read the program of a ``*.plan.json`` file; figures and addresses are left aside."""
-        from poetmodel.plan.io import load_document
+        from poetmodel.plan.io import load_file
 
-        return load_document(path).plan
+        return Plan.of_file(load_file(path))
+
+    @staticmethod
+    def of_file(file: PlanFile) -> Plan:
+        """Return the plan of a plan file."""
+        return Plan(
+            program=tuple(Instruction(Op(op), index) for op, index in file.program),
+            mode=StorageMode(file.mode),
+            identity=file.identity(),
+            ram_budget_bytes=file.ram_budget_bytes,
+            device=file.device,
+            resident=None if file.resident is None else tuple(file.resident),
+            memory_mapped=file.memory_mapped,
+            commit=file.commit,
+        )

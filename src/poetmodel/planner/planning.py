@@ -24,7 +24,7 @@ from poetmodel.schedule import (
     simulate,
 )
 from poetmodel.schedule.compilation import compiled
-from poetmodel.schedule.relations import OBJECTIVE_VALUE
+from poetmodel.schedule.identity import OBJECTIVE_VALUE
 from poetmodel.schedule.simulation import timed_anew
 from poetmodel.schedule.verification import PlannedFigures, broken_limits
 

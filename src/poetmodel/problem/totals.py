@@ -392,7 +392,8 @@ class TotalsBlock:
         except PyomoException as error:  # of a relation that is asked whether it is true
             raise InputError(
                 f"{where}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
-                "two comparisons in one: return a list of them"
+                "two comparisons in one: return a list of them; for 'or' add a variable to a model "
+                "of pm.build(problem)"
             ) from None
 
     def _terms(self, expression: Any, where: str) -> Terms:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from poetmodel.plan import ArenaCheck, Plan, PlanCheck
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
-    from poetmodel.schedule.io import ScheduleDocument
+    from poetmodel.schedule.document import ScheduleDocument
 
 
 def document_of(result: SolveResult) -> ScheduleDocument:
     """Return a result as its schedule file would be read."""
-    from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry, ScheduleDocument
+    from poetmodel.schedule.document import ScheduleDocument
+    from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
     stated = result.to_dict()
     return ScheduleDocument(

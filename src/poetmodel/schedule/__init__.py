@@ -1,8 +1,7 @@
 """Schedules, their simulator and their verifier, which share no code with models and solvers."""
 
+from poetmodel.schedule.identity import RELATIONS, GraphIdentity
 from poetmodel.schedule.relations import (
-    RELATIONS,
-    GraphIdentity,
     Schedule,
     checkpoint_all,
     paged_at_once,

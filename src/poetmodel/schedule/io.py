@@ -1,8 +1,7 @@
-"""Reading schedule files, ``*.schedule.json``."""
+"""Content of schedule files, ``*.schedule.json``, checked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -10,23 +9,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from poetmodel.clock import rare_collections
-from poetmodel.device.room import ROOM, gauge_claims
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.files import parse_json, place, read_text
 from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
+from poetmodel.schedule.identity import RELATIONS, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Metric, MetricUnit, metrics_at
-from poetmodel.schedule.relations import (
-    OBJECTIVE_BOUND,
-    OBJECTIVE_GAP,
-    OBJECTIVE_VALUE,
-    PROVED_GAP,
-    RELATIONS,
-    VERSION,
-    GraphIdentity,
-    Schedule,
-)
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -218,8 +207,8 @@ class GaugeEntry(Strict):
     trains: bool
 
 
-class _ScheduleFile(GraphFile):
-    """A schedule file without its metrics."""
+class ScheduleFile(GraphFile):
+    """The content of a schedule file; its metrics are fields of a subclass."""
 
     format: Literal["poetmodel-schedule"]
     problem: ProblemEntry | None = None
@@ -240,87 +229,6 @@ class _ScheduleFile(GraphFile):
     resident: list[Index] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleDocument:
-    """A whole schedule file: the schedule, the problem it solves, and the figures it states."""
-
-    schedule: Schedule
-    """The relations, with the identity of their graph."""
-    device: str | None
-    problem: ProblemEntry | None
-    """None in a file of bare relations."""
-    status: str | None
-    """``optimal`` or ``feasible``; None in a file of bare relations."""
-    stated: dict[str, float | None]
-    """The metrics of the file, by key; None where it has none."""
-    objective: ObjectiveEntry | None = None
-    room: dict[str, float | None] = field(default_factory=dict)
-    """Statements of the file on the device's RAM, by key."""
-    history: tuple[tuple[float, float | None, float | None], ...] = ()
-    """How incumbent and bound met, where the file says so; see `SolveResult.history`."""
-
-    @property
-    def claims(self) -> dict[str, float | None]:
-        """All that the file says which the simulator knows, by key."""
-        said, problem = self.objective, self.problem
-        if said is None or problem is None or said.name or said.minimize != problem.minimize:
-            return self.stated | self.room
-        of_objective = {
-            OBJECTIVE_VALUE: said.value,
-            OBJECTIVE_BOUND: said.bound,
-            OBJECTIVE_GAP: said.gap,
-            PROVED_GAP: problem.gap if self.status == "optimal" else None,
-        }
-        return self.stated | self.room | of_objective
-
-
-def load_document(path: str | Path) -> ScheduleDocument:
-    """Read a schedule file; `ScheduleError` names every fault found, or says what is missing."""
-    with raised_as(ScheduleError):
-        text = read_text(path)
-    return parse_document(text, source=str(path))
-
-
-def parse_document(text: str, *, source: str) -> ScheduleDocument:
-    """Read the text of a schedule file; `source` names it in errors."""
-    with raised_as(ScheduleError, source):
-        values = parse_json(text, expected="poetmodel-schedule")
-    return document_from(values, source=source)
-
-
-def document_from(values: object, *, source: str) -> ScheduleDocument:
-    """Return the content of a schedule file as a document; `source` names it in errors."""
-    metrics = metrics_at(Display.FILE)
-    with rare_collections(), raised_as(ScheduleError, source):
-        document = validated(_schedule_file(metrics), values, kind="schedule")
-    if document.R is None:
-        raise ScheduleError(
-            f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
-        )
-    missing = [name for name in RELATIONS if getattr(document, name) is None]
-    if missing:
-        raise ScheduleError(f"{name}: missing" for name in missing).within(source)
-    with rare_collections():
-        schedule = Schedule.of_entries(vars(document), document.identity())
-    return ScheduleDocument(
-        schedule=schedule,
-        device=document.device,
-        problem=document.problem,
-        status=document.status,
-        stated={metric.key: getattr(document, metric.key) for metric in metrics},
-        objective=document.objective,
-        room=_of_device(document),
-        history=tuple(document.history),
-    )
-
-
-def _of_device(document: _ScheduleFile) -> dict[str, float | None]:
-    """Return the file's statements on the RAM of its device."""
-    stated = document.device_ram
-    figures = {key: getattr(document, key) for key in ROOM}
-    return figures | gauge_claims(None if stated is None else stated.model_dump())
-
-
 def with_metrics(model: type[File], metrics: Iterable[Metric]) -> type[File]:
     """Return the model of a file with a field for each metric that it may state."""
     fields: dict[str, Any] = {metric.key: (_VALUES[metric.unit] | None, None) for metric in metrics}
@@ -328,8 +236,36 @@ def with_metrics(model: type[File], metrics: Iterable[Metric]) -> type[File]:
 
 
 @cache
-def _schedule_file(metrics: tuple[Metric, ...]) -> type[_ScheduleFile]:
-    return with_metrics(_ScheduleFile, metrics)
+def _schedule_file(metrics: tuple[Metric, ...]) -> type[ScheduleFile]:
+    return with_metrics(ScheduleFile, metrics)
+
+
+def load_file(path: str | Path) -> ScheduleFile:
+    """Read a schedule file; `ScheduleError` names every fault found, or says what is missing."""
+    with raised_as(ScheduleError):
+        text = read_text(path)
+    return parse_schedule(text, source=str(path))
+
+
+def parse_schedule(text: str, *, source: str) -> ScheduleFile:
+    """Read the text of a schedule file; `source` names it in errors."""
+    with raised_as(ScheduleError, source):
+        values = parse_json(text, expected="poetmodel-schedule")
+    return validated_schedule(values, source=source)
+
+
+def validated_schedule(values: object, *, source: str) -> ScheduleFile:
+    """Check the content of a schedule file, which has a schedule; `source` names it in errors."""
+    with rare_collections(), raised_as(ScheduleError, source):
+        file = validated(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
+    if file.R is None:
+        raise ScheduleError(
+            f"{source}: R: the file holds no schedule (status {file.status or 'unknown'})"
+        )
+    missing = [name for name in RELATIONS if getattr(file, name) is None]
+    if missing:
+        raise ScheduleError(f"{name}: missing" for name in missing).within(source)
+    return file
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:

@@ -12,8 +12,9 @@ from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import check_time_limit, watched
-from poetmodel.errors import InputError, ScheduleError, TooLargeError, shown
+from poetmodel.errors import ScheduleError, TooLargeError, shown
 from poetmodel.files import write_text
+from poetmodel.schedule.identity import FORMAT, RELATIONS, RESIDENT, VERSION, GraphIdentity
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -21,27 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.graph import Graph
-
-RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
-"""The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+    from poetmodel.schedule.io import ScheduleFile
 
 _SPANS: Final = {"S_RAM": "kept", "S_AUX": "stored"}
 """The relations that are held as spans."""
 
-RESIDENT: Final = "resident"
-"""Key of a schedule file for the state tensors whose home is RAM."""
-
-FORMAT: Final = "poetmodel-schedule"
-VERSION: Final = 1
-
-OBJECTIVE_VALUE: Final = "objective.value"
-OBJECTIVE_BOUND: Final = "objective.bound"
-OBJECTIVE_GAP: Final = "objective.gap"
-"""Claims of a file: the minimized quantity, its bound, and its gap."""
-PROVED_GAP: Final = "problem.gap"
-"""The gap that was asked for, of a file that claims an optimum."""
-HISTORY: Final = "history"
-"""Key of a schedule file for how incumbent and bound met."""
 MOST_PAIRS: Final = 30_000_000
 """Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
 
@@ -49,38 +34,6 @@ Pair = tuple[int, int]
 _IN_A_PAIR: Final = 2
 Span = tuple[int, int, int]
 """Tensor, first stage and last stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphIdentity:
-    """Which graph a schedule belongs to."""
-
-    name: str
-    sha256: str
-    """SHA-256 of its canonical JSON."""
-    nodes: tuple[str, ...] = field(repr=False)
-    """Their names, in order."""
-    tensors: tuple[str, ...] = field(repr=False)
-    """Their names, in order."""
-
-    @classmethod
-    def of(cls, graph: Graph) -> GraphIdentity:
-        """Return the identity of a graph."""
-        return cls(
-            name=graph.name,
-            sha256=graph.sha256,
-            nodes=tuple(node.name for node in graph.nodes),
-            tensors=tuple(tensor.name for tensor in graph.tensors),
-        )
-
-    def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
-        """Raise an error unless what was made (a schedule, a plan) is for this graph."""
-        if self.sha256 != graph.sha256:
-            raise error(
-                f"the {kind} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
-                f"for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
-                "made for"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +210,11 @@ class Schedule:
         relations = {name: entries[name] for name in RELATIONS}
         return cls(**relations, resident=entries.get(RESIDENT, ()), identity=identity)
 
+    @classmethod
+    def of_file(cls, file: ScheduleFile) -> Schedule:
+        """Return the schedule of a schedule file."""
+        return cls.of_entries(vars(file), file.identity())
+
     def entries(self, *, has_state: bool) -> dict[str, Any]:
         """Return the keys of a schedule file that say what is done.
 
@@ -300,9 +258,9 @@ class Schedule:
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
         """Read the relations of a ``*.schedule.json`` file; figures in it are left aside."""
-        from poetmodel.schedule.io import load_document
+        from poetmodel.schedule.io import load_file
 
-        return load_document(path).schedule
+        return cls.of_file(load_file(path))
 
 
 def dump(document: dict[str, Any]) -> str:

@@ -9,14 +9,9 @@ from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
 from poetmodel.problem.infeasibility import no_generations
+from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
-from poetmodel.schedule.relations import (
-    OBJECTIVE_BOUND,
-    OBJECTIVE_GAP,
-    OBJECTIVE_VALUE,
-    PROVED_GAP,
-    Schedule,
-)
+from poetmodel.schedule.relations import Schedule
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 

@@ -106,6 +106,7 @@ def solve(
     with rare_collections():
         task = _state(problem_or_model, formulation)
         problem, reason = task.problem, obstacle(task.problem)
+        history.baseline = problem.objective.baseline
         if start is not None:
             if not isinstance(start, Schedule):
                 raise InputError(f"start: expected a Schedule, got {shown(start)}")

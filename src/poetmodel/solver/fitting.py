@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.heuristics.neighbourhood import improved
 from poetmodel.placement import place
-from poetmodel.plan.arena import ALIGNMENT, Arena, aligned_graph, check_alignment
+from poetmodel.plan.alignment import ALIGNMENT, aligned_graph, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
     from poetmodel.problem import Problem
 
 FIRST_RATIO: Final = 0.6
@@ -218,7 +219,7 @@ class _FittingSearch:
 
     def run(self, most_solves: int) -> Fitted:
         """Solve until the addresses fit, or nothing is left to try."""
-        first = self._solved(self.problem, FIRST_RATIO, self.start)
+        first = self._solve_within(self.problem, FIRST_RATIO, self.start)
         if first.schedule is None or first.violations:
             return Fitted(first, None, None)
         plan, arena = self._placed(first.schedule, self.usable_bytes)
@@ -268,7 +269,7 @@ class _FittingSearch:
         cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
         if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
             return Fitted(first, plan, arena)
-        result = self._solved(self.problem, 1.0, start=first.schedule)
+        result = self._solve_within(self.problem, 1.0, start=first.schedule)
         first = _judged(
             replace(
                 first,
@@ -310,7 +311,9 @@ class _FittingSearch:
                     return fitted
         return None
 
-    def _solved(self, stated: Problem, ratio: float, start: Schedule | None = None) -> SolveResult:
+    def _solve_within(
+        self, stated: Problem, ratio: float, start: Schedule | None = None
+    ) -> SolveResult:
         """Solve a problem within a share of the time that is left, but for that of a plan."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
         more: SearchKeywords = {} if start is None else {"start": start}
@@ -320,12 +323,12 @@ class _FittingSearch:
     def _from(self, first: SolveResult, less: Problem) -> SolveResult:
         """Solve with less RAM, from what the first solve has reached if it was cut short."""
         if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
-            return self._solved(less, 1 / 2)
+            return self._solve_within(less, 1 / 2)
         if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not less.is_overlapping:
             return self._searched(first, less)
         most_s = min(QUICK_S, self.clock.remaining_s() / 4)
         start = _refitted(less, first.require_schedule(), most_s=most_s)
-        return self._solved(less, 1 / 2, start)
+        return self._solve_within(less, 1 / 2, start)
 
     def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
         """Search with less RAM, from what the first solve has reached, for half of the time left.

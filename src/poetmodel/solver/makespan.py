@@ -195,10 +195,10 @@ class ShareSearch:
 
         def report(progress: SolveProgress) -> bool | None:
             bound = self.bound
-            if share == 0 and progress.bound is not None:
-                bound = max(bound, progress.bound)
+            if share == 0 and progress.overhead_bound is not None:
+                bound = max(bound, progress.overhead_bound)
             if not self._timed:
-                return self.request.report(progress.incumbent, bound, progress.schedule)
+                return self.request.report(progress.overhead, bound, progress.schedule)
             best = self.best
             if best is None:
                 return self.request.report(None, bound)

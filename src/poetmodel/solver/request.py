@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from poetmodel.errors import InputError
@@ -31,27 +31,35 @@ MOST_MOMENTS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveProgress:
-    """The state of a solve at one moment; quantities are those minimized, in their own unit.
-
-    Energies and times count beyond the single pass that all schedules pay, so the
-    gap is the gap of what can be decided.
-    """
+    """The state of a solve at one moment, in the unit of what is minimized."""
 
     seconds: float
     """Since the solve was requested, building included [s]."""
-    incumbent: float | None
-    """Best value found so far; None before the first."""
-    bound: float | None
-    """Best proven lower bound so far; None before the first."""
+    overhead: float | None
+    """Least overhead of a schedule so far, the part above `baseline`; None before the first."""
+    overhead_bound: float | None
+    """Best proven lower bound on the overhead so far; None before the first."""
+    baseline: float = 0.0
+    """What every schedule pays: of energies and times those of a single pass."""
     schedule: Schedule | None = None
-    """The verified schedule of the incumbent; None where a solver told the value alone."""
+    """The verified schedule of that overhead; None where a solver reports the overhead alone."""
+
+    @property
+    def value(self) -> float | None:
+        """Least value of a schedule so far, as `SolveResult.value`; None before the first."""
+        return None if self.overhead is None else self.baseline + self.overhead
+
+    @property
+    def bound(self) -> float | None:
+        """Best proven lower bound on the value so far; None before the first."""
+        return None if self.overhead_bound is None else self.baseline + self.overhead_bound
 
     @property
     def gap(self) -> float | None:
-        """Gap between the two, as a fraction of the incumbent; None while one is missing."""
-        if self.incumbent is None or self.bound is None:
+        """Gap between both overheads, as a fraction of the first; None while one is missing."""
+        if self.overhead is None or self.overhead_bound is None:
             return None
-        return relative_gap(self.incumbent, self.bound)
+        return relative_gap(self.overhead, self.overhead_bound)
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -108,14 +116,17 @@ class Request:
             raise InputError(faults)
 
     def report(
-        self, incumbent: float | None, bound: float | None, schedule: Schedule | None = None
+        self, overhead: float | None, bound: float | None, schedule: Schedule | None = None
     ) -> bool | None:
-        """Report where the solve stands; return what the watcher answers, False to stop."""
+        """Report overhead and its bound so far; return what the watcher answers, False to stop."""
         if self.on_progress is None:
             return None
         return self.on_progress(
             SolveProgress(
-                seconds=self.elapsed_s(), incumbent=incumbent, bound=bound, schedule=schedule
+                seconds=self.elapsed_s(),
+                overhead=overhead,
+                overhead_bound=bound,
+                schedule=schedule,
             )
         )
 
@@ -138,20 +149,24 @@ class History:
 
     on_progress: OnProgress | None = None
     """Further observers."""
+    baseline: float = 0.0
+    """What is added to the overheads for these."""
     moments: list[Moment] = field(default_factory=list)
     best: SolveProgress | None = None
     """The report of the best schedule."""
 
     def watch(self, progress: SolveProgress) -> bool | None:
         """Take note of a report, pass it on, and return the answer."""
-        values = (progress.incumbent, progress.bound)
+        values = (progress.overhead, progress.overhead_bound)
         figures = [figure for figure in values if figure is not None]
         if figures and all(map(math.isfinite, figures)):
             self._add((progress.seconds, *values))
-        if progress.schedule is not None and progress.incumbent is not None:
-            known = None if self.best is None else self.best.incumbent
-            self.best = progress if known is None or progress.incumbent < known else self.best
-        return None if self.on_progress is None else self.on_progress(progress)
+        if progress.schedule is not None and progress.overhead is not None:
+            known = None if self.best is None else self.best.overhead
+            self.best = progress if known is None or progress.overhead < known else self.best
+        if self.on_progress is None:
+            return None
+        return self.on_progress(replace(progress, baseline=self.baseline))
 
     def of(self, result: SolveResult) -> tuple[Moment, ...]:
         """Return the history of a solve that ended with a result, which is its last moment.

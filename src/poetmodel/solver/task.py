@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
+from poetmodel.heuristics.segments import checkpoint_segments
 from poetmodel.result import Termination
 from poetmodel.solver.outcome import (
     Candidate,
@@ -103,7 +104,8 @@ class Task:
         best: Candidate | None = None
         try:
             with time_limit(request.remaining_s() + GRACE_S):
-                best = better(accepted(problem, start), _greedy(problem, request))
+                best = better(accepted(problem, start), _by_segments(problem, request))
+                best = better(best, _greedy(problem, request))
                 if best is None or not problem.objective.is_sum:  # its peak is the floor
                     best = better(best, accepted(problem, page_everything(problem)))
                 best = best or self._from_fewer_choices(problem, request)
@@ -242,7 +244,7 @@ def _never_behind(request: Request, known: Candidate, bound: float) -> Request:
     """Return a request whose progress is never behind what is known already."""
 
     def report_best(progress: SolveProgress) -> bool | None:
-        value, least = progress.incumbent, progress.bound
+        value, least = progress.overhead, progress.overhead_bound
         least = bound if least is None else max(least, bound)
         if value is not None and value < known.value:
             return request.report(value, least, progress.schedule)
@@ -260,6 +262,15 @@ def _joined(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
         bound=max(before.bound, bound),
         infeasible=False,
     ).with_parts([before, after])
+
+
+def _by_segments(problem: Problem, request: Request) -> Candidate | None:
+    """Return the best schedule by segments; None if there is none, or no time to make it."""
+    try:
+        with time_limit(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO):
+            return accepted(problem, checkpoint_segments(problem))
+    except (TimeLimitError, TooLargeError):
+        return None
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:

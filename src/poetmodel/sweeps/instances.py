@@ -32,7 +32,8 @@ from poetmodel.model import build
 from poetmodel.planner import verify
 from poetmodel.problem import Quantity
 from poetmodel.schedule import Schedule
-from poetmodel.schedule.io import ProblemEntry, load_document, validated
+from poetmodel.schedule.document import load_document
+from poetmodel.schedule.io import ProblemEntry, validated
 from poetmodel.sweeps.measurement import commit
 from poetmodel.version import __version__
 

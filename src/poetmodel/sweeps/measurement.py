@@ -28,7 +28,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
-from poetmodel.schedule.relations import HISTORY, RESIDENT
+from poetmodel.schedule.identity import HISTORY, RESIDENT
 from poetmodel.sweeps.runs import Run, device_of, graph_of
 
 if TYPE_CHECKING:

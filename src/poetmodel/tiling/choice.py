@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.budgets import TileChoice
 from poetmodel.errors import BudgetError
 from poetmodel.graph import floor
-from poetmodel.plan.arena import aligned_graph, alignment_on
+from poetmodel.plan.alignment import aligned_graph, alignment_on
 from poetmodel.tiling.tiles import BLOCK, MIN_TILE_BYTES, different_tiles, tiled, tiled_floor_bytes
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.graph import Node, Tensor
+from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.kernels import changed
-from poetmodel.lowered.step import Buffer, Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.tiling.slices import BYTE, ChannelLayout, View
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.tiling.slices import Channels
 
     Range: TypeAlias = tuple[int, int]

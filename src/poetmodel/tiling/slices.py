@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.lowered.calls import Call, ConvolutionSizes, Ref
 from poetmodel.lowered.kernels import changed, parameter_names
 from poetmodel.lowered.loops import Loops, call_refs, columns_of, loops_of, shape_table
-from poetmodel.lowered.step import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.loops import Numbers
-    from poetmodel.lowered.step import Argument
 
 
 class ChannelLayout(NamedTuple):

@@ -14,17 +14,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Phase, Tensor
+from poetmodel.lowered.calls import WORKSPACE, Call, Ref
 from poetmodel.lowered.fusing import fused, parted
 from poetmodel.lowered.kernels import changed
-from poetmodel.lowered.step import WORKSPACE, Call, LoweredStep, Ref
 from poetmodel.lowered.tables import LOOKUP
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.alignment import aligned
 from poetmodel.tiling.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
 from poetmodel.tiling.slices import ChannelLayout, Channels, channels_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.tiling.pieces import Axis, Range
 
 BLOCK: Final = 4

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint_graph import Joint
     from poetmodel.torch.choosing import Choice, choose
     from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner, plans, summary
+    from poetmodel.torch.dynamo.backend import backend, partitioner, plans, summary
+    from poetmodel.torch.dynamo.compiling import Backend
     from poetmodel.torch.dynamo.regions import region
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
     from poetmodel.torch.int8.front import QuantizedFront
     from poetmodel.torch.int8.quantizing import quantized
+    from poetmodel.torch.int8.training import QuantizedNetwork, QuantizedSGD
     from poetmodel.torch.keras import from_keras
     from poetmodel.torch.onnx.module import from_onnx
     from poetmodel.torch.runtime.certificate import Certificate
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace, trace
 
 _HOMES: Final = {
-    "Backend": "dynamo.backend",
+    "Backend": "dynamo.compiling",
     "Certificate": "runtime.certificate",
     "ExecutorchProgram": "executorch.program",
     "Choice": "choosing",
     "Joint": "capturing.joint_graph",
     "Profile": "runtime.profiling",
     "QuantizedFront": "int8.front",
+    "QuantizedNetwork": "int8.training",
+    "QuantizedSGD": "int8.training",
     "Step": "compilation",
     "Trace": "step.trace",
     "backend": "dynamo.backend",
@@ -69,6 +73,8 @@ __all__ = [
     "PageError",
     "Profile",
     "QuantizedFront",
+    "QuantizedNetwork",
+    "QuantizedSGD",
     "Step",
     "Trace",
     "backend",

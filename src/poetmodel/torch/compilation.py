@@ -101,8 +101,8 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         number, flag, string, container or name that the model or the loss reads: refuse the call,
         or compile again.
     accumulate : int
-        Over how many steps gradients are accumulated: they are those of the loss divided by it. The
-        loss that a step returns is not divided.
+        Number of steps over which gradients accumulate: they are those of the loss divided by it.
+        The loss that a step returns is not divided, as if it were 1.
     optimizer : torch.optim.Optimizer or sequence of them, optional
         Make its step a part of the step: each parameter is updated as soon as its gradient is
         there, which then goes. One that `trace` takes, or several. The budget counts parameters,

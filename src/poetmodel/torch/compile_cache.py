@@ -17,7 +17,7 @@ from poetmodel import __version__
 from poetmodel.errors import InputError
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
-from poetmodel.schedule.relations import GraphIdentity
+from poetmodel.schedule.identity import GraphIdentity
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request

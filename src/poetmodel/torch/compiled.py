@@ -30,15 +30,14 @@ from poetmodel.torch.runtime.convolutions import divided_units, in_parts
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
-from poetmodel.torch.step.trace import (
-    Trace,
-    captured_step,
+from poetmodel.torch.step.scheduled import (
     floor_bytes,
     keep_all_bytes,
     least_bytes,
     scheduled_costs,
     scheduled_graph,
 )
+from poetmodel.torch.step.trace import Trace, captured_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -61,8 +61,8 @@ def export(
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
-        ``gap``, ``commit``, ``commit_every``, ``checksum``, ``byte_inputs``, ``prefix``,
-        ``weights``, ``shared_kernels``.
+        ``gap``, ``commit``, ``commit_every``, ``checksum``, ``replay``, ``migrate_from``,
+        ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``.
 
     Returns
     -------

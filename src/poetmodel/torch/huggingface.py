@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import torch
@@ -10,10 +10,15 @@ import transformers
 
 from poetmodel.errors import InputError
 from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.wrapping import OPTIONS, frozen, with_loss
+from poetmodel.torch.wrapping import OPTIONS, frozen, refuse_processes, with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_REMEDY: Final = (
+    "model.compile(backend=poetmodel.torch.backend(ram=...), fullgraph=True, dynamic=False), then "
+    "transformers.Trainer(model=model, ...)"
+)
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
@@ -41,12 +46,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     Raises
     ------
     CaptureError, BudgetError, NoScheduleError, InputError
-        In ``train()``, as by `poetmodel.torch.compile`.
+        In ``train()``, as by `poetmodel.torch.compile`; at once in several processes.
     """
 
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
+        refuse_processes("poetmodel's Trainer", _REMEDY)
         own = {key: options.pop(key) for key in OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **own}
         self.step: Step | None = None

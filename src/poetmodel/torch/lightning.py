@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 from unittest.mock import patch
 
 import torch
@@ -14,10 +14,22 @@ from poetmodel.errors import InputError, listed
 from poetmodel.torch.capturing.inputs import loss_in
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.wrapping import OPTIONS, LoopKeywords, frozen, with_loss
+from poetmodel.torch.wrapping import (
+    OPTIONS,
+    LoopKeywords,
+    frozen,
+    refuse_processes,
+    with_loss,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_REMEDY: Final = (
+    "compile the network inside of the module, "
+    "self.net.compile(backend=poetmodel.torch.backend(ram=...), fullgraph=True, dynamic=False), "
+    "and pass strategy='ddp'"
+)
 
 
 class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
@@ -45,7 +57,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     Raises
     ------
     CaptureError, BudgetError, NoScheduleError, InputError
-        In ``fit()``, as by `poetmodel.torch.compile`.
+        In ``fit()``, as by `poetmodel.torch.compile`; at once in several processes.
     """
 
     def __init__(
@@ -60,6 +72,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ) -> None:
         if unknown := options.keys() - OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")
+        refuse_processes("Strategy", _REMEDY)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
         self.step: Step | None = None

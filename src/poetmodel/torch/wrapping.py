@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 from unittest.mock import PropertyMock, patch
 
 import torch
 
+from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -34,6 +36,25 @@ class LoopKeywords(TypedDict, total=False):
 
 
 OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
+
+
+def refuse_processes(name: str, remedy: str) -> None:
+    """Raise `InputError` if this process is one of several that train together.
+
+    Parameters
+    ----------
+    name : str
+        What is refused.
+    remedy : str
+        What trains in several processes.
+    """
+    count = int(os.environ.get("WORLD_SIZE") or 1)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        count = torch.distributed.get_world_size()
+    if count > 1:
+        raise InputError(
+            f"{name}: one of {count} processes, and a compiled step trains in one alone: {remedy}"
+        )
 
 
 @contextmanager

@@ -86,7 +86,7 @@ static void batch(uint32_t of)
         inputs[k] = values[k];
         for (uint32_t i = 0; i < pm_inputs_info[k].elements; i++) {
             if (pm_inputs_info[k].integer_bytes) ((int32_t *)(void *)values[k])[i] = (int32_t)((i + of) % 4u);
-            else values[k][i] = (pm_real)((i * 7u + of * 13u + of * of % 5u) % 17u) / 8 - 1;
+            else values[k][i] = (pm_real)(((i + 1u) * (2u * of + 7u) * 2654435761u >> 16) % 17u) / 8 - 1;
         }
     }
 }
@@ -150,6 +150,13 @@ static int bits(void)
 }
 
 /* -- power cuts --------------------------------------------------------------------------------- */
+
+#if !PM_COMMIT
+static int pm_resume(void)
+{
+    return PM_ERROR_EMPTY;
+}
+#endif
 
 /* An application that offers batches until so many were, and says which samples there are then. */
 static void offer(uint32_t offers)

@@ -190,9 +190,9 @@ def test_what_was_found_stays_found(monkeypatch):
         assert tell is not None
         session.request = replace(session.request, on_progress=None)
         outcome = generate_rows(session, first)
-        state = SolveProgress(seconds=1.0, incumbent=outcome.candidate.value, bound=0.0)
+        state = SolveProgress(seconds=1.0, overhead=outcome.candidate.value, overhead_bound=0.0)
         assert tell(state) is False
-        assert tell(replace(state, incumbent=None)) is False
+        assert tell(replace(state, overhead=None)) is False
         return replace(outcome, termination=Termination.INTERRUPTED)
 
     monkeypatch.setattr(proof, "generate_rows", told_twice)
@@ -223,7 +223,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     verdict = fastest(problem, unlimited(on_progress=stop), 0.25)
     assert verdict.termination == Termination.INTERRUPTED
     assert not verdict.infeasible
-    assert {(progress.incumbent, progress.bound) for progress in told} == {(None, 0.25)}
+    assert {(each.overhead, each.overhead_bound) for each in told} == {(None, 0.25)}
     problem = timed_comb("200%").without(Quantity.TIME)
     best = prove(problem, unlimited(), start=None).candidate
     ceiling = best.value / 2

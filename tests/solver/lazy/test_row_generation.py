@@ -158,8 +158,8 @@ def test_progress_only_gets_better(threads, minimize):
     problem, told = comb_problem(8, 13, minimize=minimize, deadline="120%"), []
     outcome = solved(problem, threads=threads, on_progress=told.append)
     value = value_of(outcome)
-    bounds = [progress.bound for progress in told if progress.bound is not None]
-    incumbents = [progress.incumbent for progress in told if progress.incumbent is not None]
+    bounds = [each.overhead_bound for each in told if each.overhead_bound is not None]
+    incumbents = [each.overhead for each in told if each.overhead is not None]
     assert len(bounds) == len(told) > 2
     assert bounds == sorted(bounds)
     assert incumbents == sorted(incumbents, reverse=True)

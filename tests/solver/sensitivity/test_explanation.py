@@ -15,6 +15,7 @@ from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
+from poetmodel.errors import InputError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
@@ -475,3 +476,9 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact():
             assert optimum(limited(problem, remedy, nearer)) is None
     assert infeasible > 15
     assert checked > 5
+
+
+def test_a_problem_in_place_of_its_result_is_one_sentence():
+    """It says that the solve comes first."""
+    with pytest.raises(InputError, match=r"got a Problem; give pm.solve\(problem\)"):
+        explain_infeasible(comb_problem(teeth=8, ram=1))

@@ -53,6 +53,18 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes);
    began it. A driver that blocks the core returns 0. */
 int pm_page_wait(uint32_t slot);
 
+/* Where pm_migrate is (PM_MIGRATES): storage of generations by addresses, and which of them a place has; what tensors of the
+   other step begin at multiples of; where storage ends. */
+int pm_old_read(uint32_t address, void *to, uint32_t bytes);
+int pm_old_write(uint32_t address, const void *from, uint32_t bytes);
+void pm_old_place(uint32_t place, uint32_t *begin, uint32_t *end);
+uint32_t pm_old_unit(void);
+uint32_t pm_old_end(void);
+
+/* Where samples are stored (PM_REPLAY): slots from PM_SLOTS on are PM_GROUPS groups of them, in blocks of their own, which
+   these calls read and write at an offset, done on return; writes are in rising order, and some bytes are left out. */
+int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes);
+
 /* Storage that the core reads like RAM (PM_MAPPED): where a slot begins; writing some of its bytes, done on return, with
    commits all of them in rising order; and, where committed state has checksums (PM_STATE_SUMS), PM_OK or
    PM_ERROR_CHECKSUM for all of a slot. */

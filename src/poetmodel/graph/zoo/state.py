@@ -45,7 +45,7 @@ class UpdateRule:
         return 3 * item_bytes + 2 * self.state_bytes
 
 
-RULES: Final[Mapping[str, UpdateRule]] = {
+UPDATE_RULES: Final[Mapping[str, UpdateRule]] = {
     rule.name: rule
     for rule in (
         # Scale the gradient and subtract it.
@@ -62,7 +62,7 @@ RULES: Final[Mapping[str, UpdateRule]] = {
     )
 }
 
-OPTIMIZERS: Final = {name: RULES[name] for name in ("sgd", "adam")}
+OPTIMIZERS: Final = {name: UPDATE_RULES[name] for name in ("sgd", "adam")}
 """Those that a graph without state can end in."""
 
 
@@ -91,7 +91,7 @@ def update_node(
 
 FROZEN: Final = "frozen"
 """The state of a step that trains nothing."""
-STATES: Final = (*RULES, FROZEN)
+STATES: Final = (*UPDATE_RULES, FROZEN)
 """Kinds of state in a step: that of an optimizer, or weights that are only read."""
 
 ALL: Final = "all"
@@ -144,7 +144,7 @@ class StateOptions:
                 f"'fc3*', got {train!r}"
             )
         tile_bytes = TileChoice.parse(tile).require_size()
-        return cls(rule=RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
+        return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
     def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:
         """Return operators as they are with this state: trained in part, and in tiles."""

@@ -159,9 +159,9 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
 
     def watch(progress: SolveProgress) -> bool:
         nonlocal kept
-        kept = kept or (progress.incumbent is not None and progress.incumbent <= most)
+        kept = kept or (progress.overhead is not None and progress.overhead <= most)
         tell = request.on_progress
-        known = SolveProgress(seconds=progress.seconds, incumbent=None, bound=bound)
+        known = SolveProgress(seconds=progress.seconds, overhead=None, overhead_bound=bound)
         return not kept and (tell is None or tell(known) is not False)
 
     limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()

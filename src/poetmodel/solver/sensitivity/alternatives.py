@@ -97,7 +97,7 @@ class RamStep:
     status: Status
     """``infeasible``: it is proven that no RAM does. ``unknown``: no better schedule was found."""
     ram_bytes: int | None = None
-    """The least RAM budget found with a better schedule [B]."""
+    """The least RAM budget found with a better schedule, that of the problem or more [B]."""
     least_ram_bytes: int | None = None
     """Proven: within less RAM there is none [B]."""
     saved: float | None = None
@@ -155,7 +155,11 @@ def find_alternatives(
     tuple of Alternative
         One for each decision of the schedule that can be forbidden: recomputation, paging, both
         (then the tensor is kept), keeping, or the home of state. Empty where there is no choice.
-        Ctrl-C ends with those found so far.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After Ctrl-C, which ends a solve.
     """
     ends_s = time.monotonic() + time_limit
     before = as_candidate(problem, schedule)
@@ -168,13 +172,8 @@ def find_alternatives(
             found.append(replace(same, forbidden=way))
             continue
         share_s = (ends_s - time.monotonic()) / (len(ways) - number)
-        (result,) = solve_variants(
-            [ChangedProblem(problem=_without(problem, tensor, way), gap=GAP)],
-            time_limit=share_s,
-            threads=threads,
-        )
-        if result.termination == Termination.INTERRUPTED:
-            break
+        changed = ChangedProblem(problem=_without(problem, tensor, way), gap=GAP)
+        result = _solved(changed, share_s, threads)
         found.append(_alternative(problem, before, tensor, way, result, known))
     return tuple(found)
 
@@ -195,6 +194,11 @@ def find_ram_step(
     That is the problem of the least RAM whose minimized quantity is below that of the schedule by
     more than the gap; the problem is then solved again within that budget. `time_limit` is for both
     [s]. Returns None if RAM itself is minimized.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After Ctrl-C, which ends a solve.
     """
     if problem.minimize == Quantity.RAM:
         return None
@@ -208,21 +212,16 @@ def find_ram_step(
     if before.value - objective.least < gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper = _limited(problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem)
-    (least,) = solve_variants(
-        [ChangedProblem(problem=cheaper, gap=0.0)], time_limit=time_limit / 2, threads=threads
-    )
+    least = _solved(ChangedProblem(problem=cheaper, gap=0.0), time_limit / 2, threads)
     bound = least.objective_bound
     least_bytes = None if bound is None else int(bound) + problem.resident_bytes
     if least.schedule is None:
         return RamStep(status=least.status, least_ram_bytes=least_bytes)
-    ram_bytes = (least.peak_ram_bytes or 0) + problem.resident_bytes
+    needed_bytes = (least.peak_ram_bytes or 0) + problem.resident_bytes
+    ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
     roomier = replace(problem, ram=ram_bytes)
-    (best,) = solve_variants(
-        [ChangedProblem(problem=roomier, gap=GAP)],
-        time_limit=max(0.1, ends_s - time.monotonic()),
-        threads=threads,
-        start=least.schedule,
-    )
+    left_s = max(0.1, ends_s - time.monotonic())
+    best = _solved(ChangedProblem(problem=roomier, gap=GAP), left_s, threads, least.schedule)
     found = better(accepted(roomier, best.schedule), accepted(roomier, least.schedule))
     most_saved = value - best.proven_bound
     return RamStep(
@@ -232,6 +231,15 @@ def find_ram_step(
         saved=None if found is None else before.value - found.value,
         most_saved=most_saved,
     )
+
+
+def _solved(
+    changed: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
+) -> SolveResult:
+    (result,) = solve_variants([changed], time_limit=limit_s, threads=threads, start=start)
+    if result.termination == Termination.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result
 
 
 def _limited(changed: Problem, most: float, problem: Problem) -> Problem:

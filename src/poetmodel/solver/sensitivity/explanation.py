@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import listed
+from poetmodel.errors import InputError, listed
 from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
 from poetmodel.problem.infeasibility import nothing_keeps, obstacle, obstacles
 from poetmodel.solver.facade import solve
@@ -150,7 +150,18 @@ def explain_infeasible(
         Changes of one limit each, with the least amount that works; every "does not help" is
         proven, every amount that works has a schedule that the verifier accepts. For problems with
         user constraints also a minimal set that conflicts, with the nearest limit of each member.
+
+    Raises
+    ------
+    InputError
+        If a problem is given in place of the result of its solve.
     """
+    given: object = result
+    if isinstance(given, Problem):
+        raise InputError(
+            "explain_infeasible: expected the result of a solve, got a Problem; give "
+            "pm.solve(problem)"
+        )
     ends_s = time.monotonic() + time_limit
     problem = result.problem
     if model is not None:

@@ -234,7 +234,7 @@ class PythonReads:
             self._watch(name, value)
         elif self._is_recorded(kind) and not issubclass(kind, torch.nn.Module):
             self._watch(name, value)
-        for part, shown in _parts(value, name):
+        for part, shown in _yield_parts(value, name):
             self._reach(part, shown)
 
     def _watch(self, name: str, value: Any) -> None:
@@ -634,7 +634,7 @@ def _line_of(frame: FrameType | None) -> Line | None:
     return None
 
 
-def _parts(value: Any, name: str) -> Iterator[tuple[Any, str]]:
+def _yield_parts(value: Any, name: str) -> Iterator[tuple[Any, str]]:
     """Yield the values in a container, or that calls of a function use, with their names."""
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, tensor_form
-from poetmodel.torch.dynamo.backend import Backend, require_whole_model
+from poetmodel.torch.dynamo.compiling import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
 from poetmodel.torch.dynamo.planning import PassPeaks

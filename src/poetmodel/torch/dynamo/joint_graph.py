@@ -17,13 +17,19 @@ from torch.utils.checkpoint import CheckpointPolicy
 from poetmodel.graph import Graph, Phase
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.dropout import dropout_mask
-from poetmodel.torch.graph.operators import is_effect, is_foreign, module_of, operator_name
+from poetmodel.torch.graph.operators import (
+    is_effect,
+    is_foreign,
+    is_wait,
+    module_of,
+    operator_name,
+)
 from poetmodel.torch.graph.profiles import predicted
 from poetmodel.torch.graph.step_graph import StepGraph
 from poetmodel.torch.graph.tensors import fake, storage_of, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
     from poetmodel.graph import Node
     from poetmodel.torch.graph.profiles import OpProfile
@@ -66,6 +72,9 @@ class JointGraph(StepGraph):
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
         _check(graph)
+        for node in graph.nodes:
+            if is_wait(node.target):  # it returns the tensor that it waits for
+                node.meta["val"] = node.all_input_nodes[0].meta["val"]
         (self.output,) = graph.find_nodes(op="output")
         self.results: list[Any] = _pytree.tree_leaves(self.output.args)
         count = len(self.results) if forward_outputs is None else forward_outputs
@@ -84,7 +93,11 @@ class JointGraph(StepGraph):
         self.forward = ancestors([*self.results[:count], *written])
         """All nodes of the forward pass."""
         calls = [node for node in graph.nodes if node.op == "call_function"]
+        independent = _independent(calls, self.forward, self.tangents)
+        self.forward |= _saved_parts(independent, self.forward)
         calls.sort(key=lambda node: node not in self.forward)
+        late = (node for node in independent if node not in self.forward)
+        calls = list(_execution_order(calls, late))
         super().__init__(
             graph,
             {node: predicted(node) for node in calls},
@@ -305,6 +318,89 @@ def _lie_alike(node: fx.Node, like: torch.Tensor) -> bool:
     """Return whether a gradient has the strides that autograd wants it to have."""
     strides = zip(fake(node).stride(), torch.empty_like(like).stride(), like.shape, strict=True)
     return all(own == wanted for own, wanted, size in strides if size != 1)
+
+
+def _independent(
+    calls: Iterable[fx.Node], forward: Collection[fx.Node], tangents: Iterable[fx.Node]
+) -> list[fx.Node]:
+    """Return pure nodes that the backward pass alone reads and that depend on no gradient.
+
+    AOTAutograd traces them in the forward pass: copies of parts that autograd saves, casts.
+    """
+    dependent: set[fx.Node] = set(tangents)
+    found = []
+    for node in calls:
+        if not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+        elif node not in forward and _is_pure(node):
+            found.append(node)
+    return found
+
+
+def _saved_parts(independent: Sequence[fx.Node], forward: Collection[fx.Node]) -> set[fx.Node]:
+    """Return those of some nodes that save RAM if the forward pass computes them.
+
+    These are all that the backward pass reads of a storage, and smaller together than it.
+    """
+    readers: dict[int, set[fx.Node]] = {}
+    sizes: dict[int, int] = {}
+    among = set(independent)
+    views = {node for node in among if storage_of(node) in _keys(node.all_input_nodes)}
+    for node in {*among, *forward, *(user for n in (*among, *forward) for user in n.users)}:
+        if node.op == "call_function" and node not in views:
+            own = sizes_of(s for s in node.all_input_nodes if s.op == "call_function")
+            sizes |= own
+            for key in own:
+                readers.setdefault(key, set()).add(node)
+    found = set[fx.Node]()
+    for key, nodes in readers.items():
+        late = {node for node in nodes if node not in forward}
+        copies = late & among
+        if copies and copies == late and all(_keys(n.all_input_nodes) == {key} for n in copies):
+            made_bytes = sum(tensor.nbytes for n in copies for tensor in tensors_in(fake(n)))
+            if made_bytes < sizes[key]:
+                found |= copies
+    return ancestors(found) if found else found
+
+
+def _execution_order(calls: Sequence[fx.Node], independent: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """Yield nodes in their order, but some independent ones right before their first reader.
+
+    At the beginning of the backward pass all of these would be in RAM at once. Those that make less
+    than they read keep their places.
+    """
+    late = {node: k for k, node in enumerate(filter(_is_expanding, independent))}
+    for node in calls:
+        if node in late:
+            continue
+        needed, pending = set[fx.Node](), [node]
+        while pending:
+            sources = [s for s in pending.pop().all_input_nodes if s in late and s not in needed]
+            needed.update(sources)
+            pending += sources
+        yield from sorted(needed, key=late.__getitem__)
+        for source in needed:
+            del late[source]
+        yield node
+    yield from late
+
+
+def _keys(nodes: Iterable[fx.Node]) -> set[int | None]:
+    """Return the storages of some nodes."""
+    return {storage_of(node) for node in nodes}
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Return whether a node may be computed at another time: draws nothing, and has no effect."""
+    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return not (draws or is_effect(node) or is_foreign(node.target) or node.is_impure())
+
+
+def _is_expanding(node: fx.Node) -> bool:
+    """Return whether a node makes at least as many bytes as it reads of other nodes."""
+    read_bytes = sum(sizes_of(s for s in node.all_input_nodes if s.op == "call_function").values())
+    made_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake(node)))
+    return made_bytes >= read_bytes
 
 
 def _check(graph: fx.Graph) -> None:

@@ -85,6 +85,8 @@ class JointRewriter(Rewriter):
         return [self.value(node) if isinstance(node, fx.Node) else node for node in nodes]
 
     def _page_out(self, number: int) -> None:
+        for place in self._unfinished.intersection(self.places(number)):
+            self.wait(place)
         value = self._current[self.places(number)[0]]
         token = self.add(self.graph.call_function(pages.page_out, (self.used(value), self._file)))
         with fake(value).fake_mode:

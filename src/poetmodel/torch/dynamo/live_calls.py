@@ -20,7 +20,7 @@ from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.dynamo.steps import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from poetmodel.torch.dynamo.frontier import Frontier
     from poetmodel.torch.dynamo.planning import GraphPlan
@@ -296,8 +296,8 @@ class LiveCalls:
         """Budget of several calls, once it is known [B]."""
         self.outside_bytes = 0
         """What of the budget of several calls is for others [B]."""
-        self.wrapped_bytes: Callable[[], int] = lambda: 0
-        """Returns what DDP or FSDP2 has now [B]."""
+        self.wrapped_bytes: Callable[[Container[int]], int] = lambda _: 0
+        """Returns what DDP or FSDP2 has now, without storages of some identities [B]."""
         self.is_expected = False
         """Whether the call that begins has the plan that was chosen for it in its step."""
         self.is_pinned = False
@@ -439,9 +439,10 @@ class LiveCalls:
             peaks = begun.graph.peaks
             fixed_bytes -= peaks.backward_bytes if begun.is_backward else peaks.forward_bytes
         if begun.is_backward and own is not None and not self._events[-1].is_backward:
-            beside_bytes += self.outside_bytes + own.held_bytes
-            if begun.number >= 0:
-                beside_bytes -= own.saved_bytes
+            # Results may be gone by now.
+            beside_bytes += self.outside_bytes + sum(result.bytes for result in own.results)
+            if begun.number < 0:
+                beside_bytes += own.saved_bytes
             calls = (*waiting, *([begun.number] if begun.number >= 0 else []))
             self._events.append(Event(None, -1, False, calls, beside_bytes))  # noqa: FBT003
         self._events.append(
@@ -482,7 +483,7 @@ class LiveCalls:
                 self._begin_step()
             others = [call for call in self._calls if call is not begun.own]
             graphs = [graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
-            held_bytes = self._copied_bytes + self.wrapped_bytes()
+            held_bytes = self._copied_bytes + self.wrapped_bytes(self._handed)
             held_bytes += sum(call.held_bytes for call in others)
             held_bytes += sum(running.peak_bytes for running in self._passes)
             held_bytes += sum(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.alignment import aligned
 from poetmodel.torch.errors import PageError
 from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, page_errors
 

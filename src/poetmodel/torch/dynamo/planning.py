@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal, unit_remark
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.compiled import of_solve
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Storage
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.cache import Cache
     from poetmodel.torch.dynamo.joint_graph import JointGraph
@@ -48,6 +49,8 @@ LEAST_S: Final = 1.0
 """Time to solve a graph even if that of the call is over [s]."""
 REFUSING_S: Final = 1.5
 """Time to find the least budget where one is refused [s]."""
+FIRST_TIME_RATIO: Final = 0.15
+"""Share of the time limit after which a search without a schedule ends."""
 EAGER_PEAK: Final = "eager"
 """The budget that is what the model takes by itself."""
 _ZEROS: Final = " (loss_only=True leaves out those of all but the loss)"
@@ -242,6 +245,8 @@ class FirstCall:
     """What DDP or FSDP2 has beside the function [B]."""
     share: Callable[[str, Callable[[], Any]], Any] = lambda _, make: make()
     """Takes the form of a graph and what solves it, and returns the answer for all processes."""
+    least_ram: dict[str, SolveResult] = field(default_factory=dict)
+    """Solves for the least RAM in this call, by the digest of the graph."""
 
     def left_s(self, least_s: float = LEAST_S) -> float:
         """Return the time that is left [s], or the least that helps."""
@@ -544,7 +549,11 @@ def _solved(
 def _solved_here(
     problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the schedule that is known of a problem where it will do, else solve."""
+    """Return the known schedule of a problem if it is good enough, else solve.
+
+    If the first part of the time brings no schedule, the solve ends, unless the schedule of the
+    least RAM fits.
+    """
     schedules = Schedules(wanted.cache)
     known = None if regions else schedules.result(problem, gap=wanted.gap)
     if known is not None and is_settled(known, within_s=wanted.time_limit):
@@ -564,14 +573,30 @@ def _solved_here(
             time_limit=call.left_s(),
             on_progress=on_progress,
         )
-    result = solve(
-        problem,
-        time_limit=call.left_s(),
-        gap=wanted.gap,
-        threads=1,
-        start=None if known is None else known.schedule,
-        on_progress=on_progress,
-    )
+
+    def run(limit_s: float, start: Schedule | None) -> SolveResult:
+        return solve(
+            problem,
+            time_limit=limit_s,
+            gap=wanted.gap,
+            threads=1,
+            start=start,
+            on_progress=on_progress,
+        )
+
+    start = None if known is None else known.schedule
+    if start is None:
+        result = run(FIRST_TIME_RATIO * wanted.time_limit, None)
+        start, first_s = result.schedule, result.solve_s
+        if start is None and result.termination == Termination.TIME_LIMIT:
+            least = _least_ram(problem, wanted, call)
+            if least.simulation and least.simulation.peak_ram_bytes <= problem.usable_ram_bytes:
+                start = least.schedule
+        if start is not None and result.termination == Termination.TIME_LIMIT:
+            result = run(call.left_s(), start)
+            result = replace(result, solve_s=first_s + result.solve_s)
+    else:
+        result = run(call.left_s(), start)
     # Another call would not have more time for it.
     result = replace(result, time_limit_s=wanted.time_limit)
     schedules.keep(result)
@@ -626,6 +651,21 @@ def _given_bytes(joint: JointGraph) -> int:
     return sum(sizes_of(given).values())
 
 
+def _least_ram(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveResult:
+    """Search for a short time for the least budget of a problem, once in a call."""
+    found = call.least_ram.get(problem.graph.sha256)
+    if found is None:
+        call.tell("looking for the least budget")
+        found = solve(
+            replace(problem, ram="100%", minimize="ram"),
+            time_limit=REFUSING_S,
+            gap=wanted.gap,
+            threads=1,
+        )
+        call.least_ram[problem.graph.sha256] = found
+    return found
+
+
 def _too_little(
     problem: Problem,
     wanted: BackendOptions,
@@ -636,14 +676,9 @@ def _too_little(
     *,
     is_proved: bool,
 ) -> str:
-    """Return why a budget cannot be kept, with the least one that is found quickly."""
-    call.tell("looking for the least budget")
-    least = solve(
-        replace(problem, ram="100%", minimize="ram"),
-        time_limit=REFUSING_S,
-        gap=wanted.gap,
-        threads=1,
-    )
+    """Return why a budget cannot be kept, with the least one that was found."""
+    least = _least_ram(problem, wanted, call)
+    is_proved = is_proved or (least.bound or 0.0) > problem.usable_ram_bytes
     if least.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
     is_share = wanted.budget is not None and wanted.budget.share is not None

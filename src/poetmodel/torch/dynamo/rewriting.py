@@ -43,7 +43,7 @@ from poetmodel.torch.dynamo.wrappers import bucket_bytes, gathered_bytes
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 
     from torch import fx
     from torch.nn.parallel import DistributedDataParallel
@@ -130,8 +130,8 @@ class GraphPlanner:
         """Plans of the graph that was captured last."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules in which the back end compiled something."""
-        self._has_shards = False
-        """Whether FSDP2 shards something that the back end compiled."""
+        self._sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """Modules that FSDP2 shards and in which the back end compiled something."""
 
     @contextmanager
     def first_call(
@@ -167,14 +167,14 @@ class GraphPlanner:
             finally:
                 self._call = None
 
-    def _wrapped_bytes(self) -> int:
-        """Return what DDP and FSDP2 have now beside compiled functions [B]."""
+    def _wrapped_bytes(self, known: Container[int] = ()) -> int:
+        """Return what DDP and FSDP2 have beside compiled functions and `known` storages [B]."""
         size = sum(map(bucket_bytes, self._replicas))
-        return size + gathered_bytes() if self._has_shards else size
+        return size + gathered_bytes(self._sharded, known) if self._sharded else size
 
     def _share(self, form: str, make: Callable[[], Any]) -> Any:
         """Return the answer of the first process, if a wrapper needs the same in all."""
-        if self._replicas or self._has_shards:
+        if self._replicas or self._sharded:
             return self._ranks.share(form, make)
         return make()
 

@@ -17,7 +17,7 @@ from torch._dynamo.exc import Unsupported
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
 """The mode in which Dynamo splits a model into the buckets of DDP."""
@@ -60,49 +60,47 @@ def bucket_bytes(module: DistributedDataParallel) -> int:
     return sum(p.nbytes for p in module.module.parameters() if p.requires_grad)
 
 
-def is_sharded(value: object) -> bool:
-    """Return whether a value is a module whose parameters FSDP2 shards, or a part of one."""
-    if not isinstance(value, torch.nn.Module):
-        return False
-    return any(value is part for module in _sharded_modules() for part in module.modules())
+def sharded_around(value: object) -> list[torch.nn.Module]:
+    """Return the modules whose parameters FSDP2 shards, of which a module is a part, or which."""
+    if not isinstance(value, torch.nn.Module) or FSDP not in sys.modules:
+        return []
+    kind = sys.modules[FSDP].FSDPModule
+    states = import_module("torch.distributed._composable_state")._module_state_mapping
+    found = (module for module in list(states) if isinstance(module, kind))
+    return [module for module in found if any(value is part for part in module.modules())]
 
 
-def _sharded_modules() -> Iterator[torch.nn.Module]:
-    if FSDP in sys.modules:
-        kind = sys.modules[FSDP].FSDPModule
-        states = import_module("torch.distributed._composable_state")._module_state_mapping
-        yield from (module for module in list(states) if isinstance(module, kind))
+def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) -> int:
+    """Return what FSDP2 has now beside sharded parameters, in models of some sharded modules [B].
 
-
-def gathered_bytes() -> int:
-    """Return what FSDP2 has now beside sharded parameters [B].
-
-    Parameters that are gathered, buffers of collectives, and sharded gradients.
+    Parameters that are gathered, buffers of collectives, and gradients, without storages whose
+    identity is `known`.
     """
+    own = [module._get_fsdp_state() for module in modules]
+    states = {id(state): state for first in own for state in (first, *first._state_ctx.all_states)}
     storages: dict[int, int] = {}
-
-    def add(value: Any) -> None:
+    for value in (value for state in states.values() for value in _gathered_by(state)):
         if isinstance(value, torch.Tensor):
-            value = getattr(value, "_local_tensor", value)
-            storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-
-    for module in _sharded_modules():
-        state = module._get_fsdp_state()
-        communication = state._comm_ctx
-        if (gathered := getattr(communication, "all_gather_state", None)) is not None:
-            add(gathered.all_gather_result.all_gather_output)
-        for reduced in getattr(communication, "reduce_scatter_states", ()):
-            add(reduced.reduce_scatter_input)
-        for group in state._fsdp_param_groups:
-            if group._all_gather_result is not None:
-                add(group._all_gather_result.all_gather_output)
-            for parameter in group.fsdp_params:
-                for value in parameter.all_gather_outputs:
-                    add(value)
-                add(parameter.sharded_param.grad)
-                add(parameter.unsharded_accumulated_grad)
+            storage = getattr(value, "_local_tensor", value).untyped_storage()
+            if storage._cdata not in known:
+                storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
+
+
+def _gathered_by(state: Any) -> Iterator[Any]:
+    """Yield what FSDP2 has for a module beside sharded parameters; not all are tensors."""
+    communication = state._comm_ctx
+    if (gathered := getattr(communication, "all_gather_state", None)) is not None:
+        yield gathered.all_gather_result.all_gather_output
+    for reduced in getattr(communication, "reduce_scatter_states", ()):
+        yield reduced.reduce_scatter_input
+    for group in state._fsdp_param_groups:
+        yield getattr(group._all_gather_result, "all_gather_output", None)
+        for parameter in group.fsdp_params:
+            yield from parameter.all_gather_outputs
+            yield parameter.sharded_param.grad
+            yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            yield parameter.unsharded_accumulated_grad
 
 
 def has_compiled_siblings(module: torch.nn.Module) -> bool:

@@ -38,7 +38,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.errors import listed
 from poetmodel.placement.lifetimes import Block, Span
 from poetmodel.placement.placing import place_blocks
-from poetmodel.plan.arena import ALIGNMENT
+from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.torch.capturing.inputs import (
     flatten,

@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from poetmodel.graph import Graph, Phase
-from poetmodel.plan.arena import ALIGNMENT, aligned
+from poetmodel.plan.alignment import ALIGNMENT, aligned
 from poetmodel.torch.executorch.edge import is_view, operator_of
 from poetmodel.torch.graph.operators import flops_of
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout

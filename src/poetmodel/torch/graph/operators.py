@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     Kernel = Callable[..., Any]
 
+_COLLECTIVES: Final = ("_c10d_functional", "c10d_functional")
+"""Namespaces of functional collectives."""
+_COPYING: Final = ("all_reduce", "broadcast")
+"""Collectives that clone their input first."""
+
 
 def operator_name(node: fx.Node) -> str:
     """Return the name of the operator of a node, without its overload."""
@@ -43,6 +48,23 @@ def is_foreign(target: Any) -> bool:
     """Whether an operator is neither PyTorch's nor ours, or runs functions of a user."""
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")
+
+
+def is_collective(target: Any) -> bool:
+    """Return whether an operator communicates with other processes: all of them must call it."""
+    return getattr(target, "namespace", "") in _COLLECTIVES and not is_wait(target)
+
+
+def is_wait(target: Any) -> bool:
+    """Return whether an operator waits for a collective and returns its result as it is."""
+    return getattr(target, "namespace", "") in _COLLECTIVES and (
+        getattr(target, "_opname", "") == "wait_tensor"
+    )
+
+
+def copies_input(target: Any) -> bool:
+    """Return whether a collective works on a copy of its input, which it does not hold."""
+    return getattr(target, "_opname", "") in _COPYING
 
 
 def is_counted(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from operator import getitem
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import fx
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import PoetModelError
 from poetmodel.torch.errors import RAISED, CaptureError
-from poetmodel.torch.graph.operators import flops_of, is_effect, kernel_of
+from poetmodel.torch.graph.operators import flops_of, is_collective, is_effect, kernel_of
 from poetmodel.torch.graph.tensors import fake, form_of, heap_peak_bytes, storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.operators import Kernel
 
 Value = TypeVar("Value")
+
+_TRANSPORT_BYTES: Final = 2**15
+"""Buffers of gloo for one collective beside copies, as measured with two processes [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +217,17 @@ def _call_form(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
 
 
 def predicted(node: fx.Node) -> OpProfile:
-    """Return the profile that PyTorch predicts of an operation, without workspace."""
+    """Return the profile that PyTorch predicts of an operation, without workspace.
+
+    A collective has a workspace of the size of its inputs and results, which gloo copies.
+    """
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
     if is_effect(node):
         return OpProfile(flops=flops_of(node.target, arguments, keywords, fake(node)))
-    return OpProfile.of(node.target, arguments, keywords, fake(node))
+    profile = OpProfile.of(node.target, arguments, keywords, fake(node))
+    if is_collective(node.target):
+        profile = replace(profile, workspace_bytes=profile.moved_bytes + _TRANSPORT_BYTES)
+    return profile
 
 
 # -- on made-up tensors ----------------------------------------------------------------------------
@@ -264,7 +273,11 @@ def profiles_on_made_up(
             if node not in expected:
                 given = _pytree.tree_map_only(FakeTensor, _without_memory, (arguments, keywords))
                 unlike[node] = kernel_of(node)(*given[0], **given[1])
-            elif is_effect(node) or (is_generated is not None and is_generated(node)):
+            elif (
+                is_effect(node)
+                or is_collective(node.target)  # all processes would have to run it
+                or (is_generated is not None and is_generated(node))
+            ):
                 profiles[node] = expected[node]
             else:
                 seen = profiles[node] = made_up.profile(node, arguments, keywords)

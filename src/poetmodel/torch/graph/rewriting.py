@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
-from poetmodel.torch.graph.operators import kernel_of, set_kernel
+from poetmodel.torch.graph.operators import (
+    copies_input,
+    is_collective,
+    is_wait,
+    kernel_of,
+    set_kernel,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +25,8 @@ if TYPE_CHECKING:
 class Rewriter:
     """Writes operations of a graph into a new one; readers take the newest copy of a storage.
 
-    Views are made again from the copy that is there.
+    Views are made again from the copy that is there. The result of a collective is waited for
+    before its first reader, or at once where the collective may still read its input.
 
     Parameters
     ----------
@@ -39,6 +47,8 @@ class Rewriter:
         self._arguments: dict[fx.Node, fx.Node] = {}
         self._current: dict[Place | fx.Node, fx.Node] = {}
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
+        self._unfinished: set[Place] = set()
+        """Results of collectives that were not waited for yet."""
 
     def give(self, node: fx.Node) -> None:
         """Add an argument."""
@@ -48,7 +58,11 @@ class Rewriter:
         """Return the node of the new graph that has the value of one of the old graph."""
         if node in self._arguments:
             return self.argument(node)
+        if is_wait(node.target):
+            return self.value(node.all_input_nodes[0])
         place = self._direct.get(node, node)
+        if place in self._unfinished:
+            self.wait(place)
         if place in self._current:
             return self.used(self._current[place])
         inputs = [self.value(source) for source in node.all_input_nodes]
@@ -70,7 +84,20 @@ class Rewriter:
                 self._current[place] = (
                     new if owner is node else self.add(self.graph.node_copy(owner, lambda _: new))
                 )
+                if is_collective(node.target):
+                    self._unfinished.add(place)
+                    if not copies_input(node.target):
+                        self.wait(place)
         return new
+
+    def wait(self, place: Place) -> None:
+        """Add the operation that waits for the result of a collective."""
+        self._unfinished.remove(place)
+        begun = self._current[place]
+        target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
+        waited = self.graph.call_function(target, (self.used(begun),))
+        waited.meta["val"] = begun.meta["val"]
+        self._current[place] = self.add(waited)
 
     def places(self, number: int) -> list[Place]:
         """Return the layouts of a storage that anything reads."""

@@ -14,6 +14,8 @@ from poetmodel.torch.int8.operators import operator
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poetmodel.torch.int8.levels import Levels
+
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     """An operator on int8 tensors, with the constants and the numbers that it takes."""
@@ -25,8 +27,14 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         numbers: Sequence[Any],
         *,
         flattens: bool = False,
+        weight_scale: torch.Tensor | None = None,
+        input_levels: Levels | None = None,
     ) -> None:
         super().__init__()
+        self.weight_scale = weight_scale
+        """Scale of the weights of each result; None for layers without weights."""
+        self.input_levels = input_levels
+        """Levels of the input of a layer with weights."""
         self.operator = name
         """Its name, without ``q8_``."""
         self.numbers = tuple(numbers)

@@ -25,7 +25,7 @@ _ENDING: Final = "float inverse, int zero, int low, int high"
 """The arguments of an operator that rounds for its result: 1 / scale, zero, and its limits."""
 _CONSTANTS: Final = "Tensor weight, Tensor start, Tensor scale, Tensor bias"
 """Int8, int32, and two of float32: `start` is the sum of the products of a zero, negated."""
-_WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
+WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
 """Two numbers, down and across; of padding four: above, below, on the left, on the right."""
 _LOWEST, _HIGHEST = -128, 127
 
@@ -35,7 +35,7 @@ def operator(name: str) -> Any:
     return getattr(torch.ops.poetmodel, f"q8_{name}").default
 
 
-def _operator(schema: str) -> Callable[[Any], Any]:
+def as_operator(schema: str) -> Callable[[Any], Any]:
     """Return a decorator that makes a function PyTorch's operator of its name."""
 
     def register(function: Any) -> Any:
@@ -45,20 +45,20 @@ def _operator(schema: str) -> Callable[[Any], Any]:
     return register
 
 
-@_operator("(Tensor x, float inverse, int zero) -> Tensor")
+@as_operator("(Tensor x, float inverse, int zero) -> Tensor")
 def q8_quantize(x: Tensor, inverse: float, zero: int) -> Tensor:
     """Return ``clamp(rint(x * inverse) + zero)`` of real channels, rows and columns."""
     return _rounded(_channels_last(x), inverse, zero, _LOWEST, _HIGHEST)
 
 
-@_operator("(Tensor x, float scale, int zero) -> Tensor")
+@as_operator("(Tensor x, float scale, int zero) -> Tensor")
 def q8_dequantize(x: Tensor, scale: float, zero: int) -> Tensor:
     """Return ``(x - zero) * scale``, in the order channels, rows, columns."""
     real = (x.to(torch.int32) - zero).float() * scale
     return _channels_first(real).contiguous()
 
 
-@_operator(f"(Tensor x, {_CONSTANTS}, {_ENDING}) -> Tensor")
+@as_operator(f"(Tensor x, {_CONSTANTS}, {_ENDING}) -> Tensor")
 def q8_pointwise(
     x: Tensor, weight: Tensor, start: Tensor, scale: Tensor, bias: Tensor, *ending: Any
 ) -> Tensor:
@@ -71,7 +71,7 @@ def q8_pointwise(
     return _requantized(total.to(torch.int32) + start, scale, bias, *ending)
 
 
-@_operator(f"(Tensor x, {_CONSTANTS}, {_WINDOW}, int zero_x, {_ENDING}) -> Tensor")
+@as_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW}, int zero_x, {_ENDING}) -> Tensor")
 def q8_depthwise(
     x: Tensor,
     weight: Tensor,
@@ -93,12 +93,12 @@ def q8_depthwise(
     of_x = x.to(torch.int32) - zero_x
     sizes = tuple(weight.shape[:2])
     total = torch.zeros((), dtype=torch.int32)
-    for (row, column), seen in _seen(of_x, sizes, stride, padding, dilation):
+    for (row, column), seen in windows(of_x, sizes, stride, padding, dilation):
         total = total + seen * weight[row, column].to(torch.int32)
     return _requantized(total, scale, bias, *ending)
 
 
-@_operator(f"(Tensor x, {_CONSTANTS}, {_WINDOW}, int groups, int zero_x, {_ENDING}) -> Tensor")
+@as_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW}, int groups, int zero_x, {_ENDING}) -> Tensor")
 def q8_conv2d(
     x: Tensor,
     weight: Tensor,
@@ -119,13 +119,13 @@ def q8_conv2d(
     _check_channels(x, groups * channels)
     of_w = weight.double().reshape(groups, count // groups, height, width, channels)
     total = torch.zeros((), dtype=torch.float64)
-    for (row, column), seen in _seen(of_x, (height, width), stride, padding, dilation):
+    for (row, column), seen in windows(of_x, (height, width), stride, padding, dilation):
         grouped = seen.unflatten(-1, (groups, channels))
         total = total + torch.einsum("nhwgc,grc->nhwgr", grouped, of_w[:, :, row, column])
     return _requantized(total.flatten(-2).to(torch.int32), scale, bias, *ending)
 
 
-@_operator(
+@as_operator(
     f"(Tensor a, Tensor b, float scale_a, int zero_a, float scale_b, int zero_b, {_ENDING})"
     " -> Tensor"
 )
@@ -144,7 +144,7 @@ def q8_add(
     return _rounded(first + second, *ending)
 
 
-@_operator(
+@as_operator(
     "(Tensor x, int[] window, int[] stride, int[] padding, float factor, int zero_x, "
     f"{_ENDING}) -> Tensor"
 )
@@ -166,12 +166,12 @@ def q8_average(
     if tuple(window) == (1, 1):
         return _rounded(of_x.float() * factor, *ending)
     total = torch.zeros((), dtype=torch.int32)
-    for _, seen in _seen(of_x, window, stride, padding, (1, 1)):
+    for _, seen in windows(of_x, window, stride, padding, (1, 1)):
         total = total + seen
     return _rounded(total.float() * factor, *ending)
 
 
-@_operator(f"(Tensor x, int[] window, {_WINDOW}) -> Tensor")
+@as_operator(f"(Tensor x, int[] window, {WINDOW}) -> Tensor")
 def q8_maximum(
     x: Tensor,
     window: Sequence[int],
@@ -181,12 +181,12 @@ def q8_maximum(
 ) -> Tensor:
     """Return the largest elements in windows."""
     total = torch.full((), _LOWEST, dtype=torch.int8)
-    for _, seen in _seen(x, window, stride, padding, dilation, outside=_LOWEST):
+    for _, seen in windows(x, window, stride, padding, dilation, outside=_LOWEST):
         total = torch.maximum(total, seen)
     return total
 
 
-def _seen(
+def windows(
     x: Tensor,
     window: Sequence[int],
     stride: Sequence[int],

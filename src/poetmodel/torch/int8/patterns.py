@@ -81,7 +81,7 @@ def _convolution(reader: Reader, node: fx.Node) -> Unfinished:
     geometry = ((down, across), pads, apart)
     last = raw.permute(0, 2, 3, 1).contiguous()
     if raw.shape[2:] == (1, 1) and plain and groups == 1:
-        return _product(node, source, last.flatten(1), after)
+        return _product(reader, node, source, last.flatten(1), after)
     if groups > 1 and raw.shape[1] == 1 and raw.shape[0] == groups:
         operator, constant = "depthwise", raw[:, 0].permute(1, 2, 0).contiguous()
         numbers: tuple[Any, ...] = (*geometry, source.levels.zero)
@@ -90,9 +90,16 @@ def _convolution(reader: Reader, node: fx.Node) -> Unfinished:
         numbers = (*geometry, groups, source.levels.zero)
 
     constants = {"weight": constant, **after}
+    _, scales = reader.weight(node, weight)
 
     def make(levels: Levels) -> QuantizedLayer:
-        return QuantizedLayer(operator, constants, (*numbers, *levels.ending))
+        return QuantizedLayer(
+            operator,
+            constants,
+            (*numbers, *levels.ending),
+            weight_scale=scales.float(),
+            input_levels=source.levels,
+        )
 
     return Unfinished(node=node, takes=(source,), make=make)
 
@@ -105,10 +112,11 @@ def _linear(reader: Reader, node: fx.Node) -> Unfinished:
     if source.planes:
         # The elements of a sample lie with the channels last.
         raw = raw.unflatten(1, source.planes).permute(0, 2, 3, 1).flatten(1)
-    return _product(node, source, raw.contiguous(), after, flattens=bool(source.planes))
+    return _product(reader, node, source, raw.contiguous(), after, flattens=bool(source.planes))
 
 
 def _product(
+    reader: Reader,
     node: fx.Node,
     source: Bytes,
     weight: Tensor,
@@ -116,9 +124,17 @@ def _product(
     *,
     flattens: bool = False,
 ) -> Unfinished:
+    _, scales = reader.weight(node, arguments_of(node)[1])
+
     def make(levels: Levels) -> QuantizedLayer:
-        constants = {"weight": weight, **after}
-        return QuantizedLayer("pointwise", constants, levels.ending, flattens=flattens)
+        return QuantizedLayer(
+            "pointwise",
+            {"weight": weight, **after},
+            levels.ending,
+            flattens=flattens,
+            weight_scale=scales.float(),
+            input_levels=source.levels,
+        )
 
     return Unfinished(node=node, takes=(source,), make=make)
 

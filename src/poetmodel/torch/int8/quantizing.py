@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.errors import explained, quiet, require_package
+from poetmodel.torch.graph.operators import module_of
 from poetmodel.torch.int8.front import QuantizedFront
-from poetmodel.torch.int8.reading import front_of, is_converted
+from poetmodel.torch.int8.reading import Training, front_of, is_converted
+from poetmodel.torch.int8.training import ROUNDINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import fx
 
 aten: Final = torch.ops.aten
 _WEIGHTED: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
 """Operators with a weight."""
+_LAST: Final = re.compile(r"last-(\d+)")
 _ACTIVATIONS: Final = (
     aten.relu.default,
     aten.relu_.default,
@@ -43,8 +49,15 @@ _MOVED: Final = (
 """Operators whose results are some of the numbers that they are given."""
 
 
-def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> QuantizedFront:
-    """Return a frozen part of a model in int8.
+def quantized(
+    front: nn.Module,
+    batches: Iterable[Any] | None = None,
+    *,
+    train: str | Sequence[str] | None = None,
+    rounding: str = ROUNDINGS[0],
+    headroom: float = 1.5,
+) -> QuantizedFront:
+    """Return a part of a model, or all of it, in int8: frozen, or with layers that train.
 
     Weights are quantized symmetrically for each output channel, activations for each tensor by
     what they are on some batches. A batch norm behind a convolution becomes a part of it.
@@ -59,11 +72,21 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
         Some batches of what `front` is given; of a tuple, such as a data loader yields, its first
         element. They are what the front sees: in float32, converted and normalized. Not for a
         converted module.
+    train : str or sequence of str, optional
+        Convolutions and linear layers whose int8 weights train: ``all``, ``last-N``, or names or
+        patterns of modules such as ``blocks.3.*``. By default none does.
+    rounding : str, optional
+        How changes below a step of a byte are kept: ``16 bits``, with another int8 for each weight,
+        or ``stochastic``, without.
+    headroom : float, optional
+        Factor from 1 by which the ranges of trained weights, and of activations behind the first
+        trained layer, exceed what `front` and `batches` show: training moves them.
 
     Returns
     -------
     QuantizedFront
         A module without parameters, for the beginning of a model: ``nn.Sequential(front, head)``.
+        With `train` a `QuantizedNetwork`, whose parameters `QuantizedSGD` trains.
 
     Raises
     ------
@@ -73,17 +96,26 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
         If `front` cannot be exported by ``torch.export``.
     InputError
         If an operator has no kernel in int8: says which, and its module. If there is no batch, or
-        one that is not like the first.
+        one that is not like the first. If `train` matches no layer.
 
     Notes
     -----
     The result is exact against its own definition, the same on each device, and near what the
     float front returns: hold its accuracy against that of the float model before you use it.
     """
+    _check_training(rounding, headroom)
+
+    def finished(converted: Any) -> QuantizedFront:
+        if train is None:
+            return front_of(converted)
+        nodes = _trained_nodes(converted, train)
+        training = Training(nodes, rounding=rounding, headroom=float(headroom))
+        return front_of(converted, where="quantized network", training=training)
+
     if is_converted(front):
         if batches is not None:
             raise InputError("batches: the module is quantized already; leave them out")
-        return front_of(front)
+        return finished(front)
     if isinstance(front, QuantizedFront):
         raise InputError("front: it is quantized already")
     if any("activation_post_process" in name for name, _ in front.named_modules()):
@@ -105,7 +137,47 @@ def quantized(front: nn.Module, batches: Iterable[Any] | None = None) -> Quantiz
         prepared(first)
         for batch in given:
             prepared(batch)
-        return front_of(convert_pt2e(prepared))
+        return finished(convert_pt2e(prepared))
+
+
+def _check_training(rounding: str, headroom: float) -> None:
+    """Raise `InputError` for an unknown rounding, or a factor below 1."""
+    if rounding not in ROUNDINGS:
+        raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {shown(rounding)}")
+    if not (math.isfinite(headroom) and headroom >= 1):
+        raise InputError(f"headroom: expected a number from 1, got {headroom}")
+
+
+def _trained_nodes(converted: Any, train: str | Sequence[str]) -> frozenset[fx.Node]:
+    """Return the layers with weights that `train` names; `InputError` if it matches none."""
+    weighted = [
+        node
+        for node in converted.graph.nodes
+        if node.target in (*_WEIGHTED, aten.convolution.default)
+    ]
+    paths = [module_of(node) for node in weighted]
+    if train == "all":
+        return frozenset(weighted)
+    if isinstance(train, str) and (last := _LAST.fullmatch(train)):
+        count = int(last[1])
+        if not 0 < count <= len(weighted):
+            raise InputError(f"train: expected last-1 to last-{len(weighted)}, got {train}")
+        return frozenset(weighted[-count:])
+    patterns = [train] if isinstance(train, str) else list(train)
+    matched = {
+        pattern: [
+            node for node, path in zip(weighted, paths, strict=True) if fnmatchcase(path, pattern)
+        ]
+        for pattern in patterns
+    }
+    missing = [pattern for pattern, nodes in matched.items() if not nodes]
+    if missing or not patterns:
+        what = ", ".join(map(repr, missing)) or "no name"
+        raise InputError(
+            f"train: expected all, last-N, or names or patterns of layers, got {what}; the layers "
+            f"are {listed(paths)}"
+        )
+    return frozenset(node for nodes in matched.values() for node in nodes)
 
 
 def _first(batch: Any) -> torch.Tensor:

@@ -28,6 +28,7 @@ from poetmodel.torch.int8.levels import (
     single,
 )
 from poetmodel.torch.int8.patterns import READ
+from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
 
 NAMESPACE: Final = "quantized_decomposed"
 """Of the operators by which PT2E says what is quantized, and how."""
@@ -80,12 +81,36 @@ def _replaced(module: nn.Module, path: str, seen: dict[nn.Module, nn.Module]) ->
     return seen[module]
 
 
-def front_of(module: nn.Module, *, where: str = "quantized front") -> QuantizedFront:
+def front_of(
+    module: nn.Module, *, where: str = "quantized front", training: Training | None = None
+) -> QuantizedFront:
     """Return the quantized front that a converted module is; `where` is its place, for errors.
+
+    With `training` some of its layers train, and the result is a `QuantizedNetwork`.
 
     Raises `InputError` if it has something that has no kernel: names it, and its module.
     """
-    return Reader(module, where).read()
+    return Reader(module, where, training or Training(frozenset())).read()
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The layers of a converted module that train, and how."""
+
+    nodes: frozenset[fx.Node]
+    """Convolutions and linear layers of its graph."""
+    rounding: str = ROUNDINGS[0]
+    """One of `ROUNDINGS`."""
+    headroom: float = 1.0
+    """Factor of the scales of their weights, and of all activations behind the first of them."""
+
+    def behind(self) -> frozenset[fx.Node]:
+        """Return the nodes whose values change when the layers train."""
+        behind = set(self.nodes)
+        for node in next(iter(behind)).graph.nodes if behind else ():
+            if behind & set(node.all_input_nodes):
+                behind.add(node)
+        return frozenset(behind)
 
 
 def _shown(path: str) -> str:
@@ -102,11 +127,17 @@ class Reader:
 
     module: Any
     where: str
+    training: Training
     values: dict[fx.Node, Any] = field(default_factory=dict)
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
     wires: list[Wire] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
     flat: bool = False
+    behind: frozenset[fx.Node] = field(init=False)
+    """Nodes whose values change in training; their scales have headroom."""
+
+    def __post_init__(self) -> None:
+        self.behind = self.training.behind()
 
     def read(self) -> QuantizedFront:
         """Return the front."""
@@ -124,7 +155,8 @@ class Reader:
             if node in needed:
                 self.values[node] = self._value(node)
         self._finish(results[0])
-        return QuantizedFront(self.layers, self.wires, flat=self.flat)
+        made = QuantizedNetwork if self.training.nodes else QuantizedFront
+        return made(self.layers, self.wires, flat=self.flat)
 
     def _finish(self, node: fx.Node) -> None:
         """Add what returns the result in float."""
@@ -202,6 +234,9 @@ class Reader:
         if layer is None:
             (source,) = value.takes
             return replace(source, levels=bounded, planes=value.planes)
+        if value.node in self.training.nodes:
+            training = self.training
+            layer = TrainedLayer(layer, rounding=training.rounding, headroom=training.headroom)
         number = self._add(_name(value.node), layer, tuple(source.number for source in value.takes))
         return Bytes(number=number, levels=bounded, planes=value.planes)
 
@@ -222,8 +257,12 @@ class Reader:
         if dtype not in _TYPES:
             self.refuse(node, f"expected activations of int8 or uint8, got {dtype}")
         less = _TYPES[dtype]
+        wider = self.training.headroom if node in self.behind else 1.0
         return Levels(
-            scale=float(scale), zero=int(zero) - less, low=int(low) - less, high=int(high) - less
+            scale=float(scale) * wider,
+            zero=int(zero) - less,
+            low=int(low) - less,
+            high=int(high) - less,
         )
 
     def number(self, argument: Any) -> Any:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from poetmodel.export.codes import with_codes
 from poetmodel.graph import Phase
-from poetmodel.lowered.step import Call, DataType, LoweredStep, NamedTensor, Ref
+from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
 from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
+
+    from poetmodel.lowered.step import LoweredStep
 
 aten: Final = torch.ops.aten
 _LABELS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -155,7 +158,7 @@ def _captured(
                 f"{name}: {option}: {operation.node.target}{in_module(operation.node)} draws "
                 "random numbers in evaluation mode too; let it depend on self.training"
             )
-    return _with_output(lowered.step(), len(flatten(given)[0]), joint)
+    return with_codes(_with_output(lowered.step(), len(flatten(given)[0]), joint))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.lowered.step import Condition
+from poetmodel.lowered.calls import Condition
 from poetmodel.torch.lowering.operands import (
     Lowering,
     StridedView,
@@ -45,8 +45,8 @@ from poetmodel.torch.step.updates import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from poetmodel.lowered.step import Argument
-    from poetmodel.lowered.step import ScaledLearningRate as Rate
+    from poetmodel.lowered.calls import Argument
+    from poetmodel.lowered.calls import ScaledLearningRate as Rate
     from poetmodel.torch.step.optimizers import Rule
 
     Views = Sequence[StridedView]

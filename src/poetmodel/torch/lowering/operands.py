@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
-from poetmodel.lowered.kernels import kernel_names, parameters
-from poetmodel.lowered.loops import RANK, merged
-from poetmodel.lowered.step import (
+from poetmodel.lowered.calls import (
     WORKSPACE,
     Argument,
     Call,
@@ -23,6 +21,8 @@ from poetmodel.lowered.step import (
     Ref,
     ScaledLearningRate,
 )
+from poetmodel.lowered.kernels import kernel_names, parameters
+from poetmodel.lowered.loops import RANK, merged
 from poetmodel.torch.capturing.joint_graph import in_module
 from poetmodel.torch.errors import CaptureError
 

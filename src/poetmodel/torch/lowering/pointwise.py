@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from poetmodel.lowered.step import DataType
+from poetmodel.lowered.calls import DataType
 from poetmodel.torch.lowering.operands import (
     SUFFIX,
     Lowering,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.lowered.step import ConvolutionSizes
+from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.lowering.operands import in_order, lowers
 from poetmodel.torch.lowering.spatial import flat, max_windows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from poetmodel.lowered.step import ConvolutionSizes
+from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.lowering.operands import copy, fill, lowers, part, planes
 
 if TYPE_CHECKING:

@@ -12,12 +12,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.errors import InputError, shown
+from poetmodel.export.codes import with_codes
 from poetmodel.export.masks import masked
 from poetmodel.export.unrolled import unrolled
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
 from poetmodel.lowered.fusing import fused
-from poetmodel.lowered.step import Buffer, DataType, LoweredStep, NamedTensor
+from poetmodel.lowered.step import LoweredStep
 from poetmodel.torch.capturing.inputs import apart, empty_faults, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
@@ -94,7 +96,7 @@ def lower(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)
-    return masked(unrolled(step)) if masks else step
+    return with_codes(masked(unrolled(step)) if masks else step)
 
 
 class StepLowering:

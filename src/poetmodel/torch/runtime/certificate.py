@@ -20,7 +20,7 @@ from poetmodel.torch.runtime.comparison import (
     listed,
 )
 from poetmodel.torch.runtime.profiling import MEASURING_S
-from poetmodel.torch.step.trace import there_bytes
+from poetmodel.torch.step.scheduled import there_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

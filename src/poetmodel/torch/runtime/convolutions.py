@@ -18,7 +18,7 @@ from torch import fx
 
 from poetmodel.torch.graph.operators import chosen_kernel, kernel_of, set_kernel
 from poetmodel.torch.graph.tensors import heap_peak_bytes, tensors_in
-from poetmodel.torch.step.trace import keep_all_bytes, there_bytes
+from poetmodel.torch.step.scheduled import keep_all_bytes, there_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

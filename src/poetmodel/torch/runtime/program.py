@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,13 +31,27 @@ if TYPE_CHECKING:
     Function = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
 
 
-class StepProgram(Rewriter):
-    """A program that hands out gradients as they come, and names its pages.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepProgram:
+    """The program of a step, compiled."""
+
+    graph: fx.Graph
+    source: str
+    """The function in Python."""
+    function: Function
+    """Takes the values of the arguments, what is called with each gradient, and the pages."""
+    held: Mapping[int, StepOutput]
+    """Results of the function, by number: the loss, and the new values of buffers."""
+    homes: Mapping[int, int]
+    """State on storage and what replaces it, each with the number of the state."""
+
+
+class StepWriter(Rewriter):
+    """Writes a program that hands out gradients as they come, and names its pages.
 
     It is a valid plan of the graph that has the storages `numbers` for tensors; all other storages
     are kept as long as anything reads them. Operations that draw random numbers and are recomputed
-    do so from the state that they began with the first time. `homes` are state on storage and what
-    replaces it, each with the number of the state.
+    do so from the state that they began with the first time. `homes` as of `StepProgram`.
     """
 
     def __init__(
@@ -48,6 +63,7 @@ class StepProgram(Rewriter):
         homes: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(trace.parts.direct)
+        self.name = f"step of {trace.graph.name}"
         self.homes = dict(homes or {})
         self.parts: CapturedGraph = trace.parts
         self.program = program
@@ -58,7 +74,6 @@ class StepProgram(Rewriter):
         self._new = self.graph.placeholder("new") if trace.joint.optimizer is not None else None
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
         self.held = {k: e for k, e in enumerate(self.parts.outputs) if e.held}
-        """Results of the function, by number: the loss, and the new values of buffers."""
         self._results: dict[int, fx.Node] = {}
         self._after: dict[int | None, list[int]] = {}
         """Numbers of the outputs after each operation."""
@@ -67,18 +82,22 @@ class StepProgram(Rewriter):
         self._count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self._states: dict[int, fx.Node | None] = {}
         """The random state that each operation began with, if it repeats; None if it does not."""
+
+    def write(self) -> StepProgram:
+        """Write the program, once."""
         self._begin()
-        for point, (op, index) in enumerate(program):
+        for point, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
                 self._compute(self.parts.operations[index], point)
             elif op != Op.FREE:  # each value goes when nothing reads it any more
-                self._page(op, numbers[index])
+                self._page(op, self.numbers[index])
         for number in self._after.get(None, ()):
             self._hand_out(number)
         self.graph.output([self._results[number] for number in self.held])
-        self.source, call = python_function(self.graph, name=f"step of {trace.graph.name}", named=2)
-        self.function: Function = call
-        """Takes the values of the arguments, what is called with each gradient, and the pages."""
+        source, function = python_function(self.graph, name=self.name, named=2)
+        return StepProgram(
+            graph=self.graph, source=source, function=function, held=self.held, homes=self.homes
+        )
 
     def _begin(self) -> None:
         """Do what comes before the first operation."""
@@ -149,8 +168,8 @@ class StepProgram(Rewriter):
         return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
 
 
-class TrainingProgram(StepProgram):
-    """A program whose operations are state, inputs and updates too.
+class TrainingWriter(StepWriter):
+    """Writes a program whose operations are state, inputs and updates too.
 
     State whose home is RAM is there throughout: to compute it is to do nothing. State on storage is
     read into memory of its own where the program says so, updated there, and written back. An

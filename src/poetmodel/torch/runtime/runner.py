@@ -14,7 +14,7 @@ from poetmodel.errors import listed
 from poetmodel.plan import Op
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.runtime.program import StepProgram, TrainingProgram
+from poetmodel.torch.runtime.program import StepWriter, TrainingWriter
 from poetmodel.torch.state.pages import PageFile, Pages
 from poetmodel.torch.state.store import StateStore
 from poetmodel.torch.step.optimizers import OptimizerState
@@ -63,11 +63,12 @@ class Runner:
     ) -> None:
         self.trace = trace
         program = plan.program if program is None else program
-        self.program = (
-            StepProgram(trace, program, numbers)
+        writer = (
+            StepWriter(trace, program, numbers)
             if trace.joint.optimizer is None
-            else TrainingProgram(trace, program, numbers, resident=plan.resident or ())
+            else TrainingWriter(trace, program, numbers, resident=plan.resident or ())
         )
+        self.program = writer.write()
         self.file: PageFile | None = None
         self.homes = homes
         away = self.program.homes

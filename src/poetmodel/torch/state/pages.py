@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from poetmodel.errors import InputError
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.alignment import aligned
 from poetmodel.torch.errors import PageError
 from poetmodel.units import format_bytes
 

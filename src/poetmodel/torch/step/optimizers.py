@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from poetmodel.errors import shown
-from poetmodel.graph.zoo.state import RULES as UPDATES
+from poetmodel.graph.zoo.state import UPDATE_RULES
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
+from poetmodel.torch.int8.training import QuantizedSGD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ class Sgd(Rule):
 
     op: ClassVar[str] = "sgd"
     keys: ClassVar[tuple[str, ...]] = ()
-    flops: ClassVar[int] = UPDATES["sgd"].flops
+    flops: ClassVar[int] = UPDATE_RULES["sgd"].flops
     needs_scratch: ClassVar[bool] = False
     has_fused: ClassVar[bool] = True
 
@@ -130,7 +131,7 @@ class Sgd(Rule):
         return bool(writes and not self.fused)
 
     def _added(self) -> tuple[tuple[str, ...], int]:
-        more = UPDATES["momentum"].flops - self.flops + 2 * self.nesterov
+        more = UPDATE_RULES["momentum"].flops - self.flops + 2 * self.nesterov
         return (("momentum_buffer",), more) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
@@ -187,7 +188,7 @@ class Adam(CountingRule):
     amsgrad: bool
 
     op: ClassVar[str] = "adam"
-    flops: ClassVar[int] = UPDATES["adam"].flops
+    flops: ClassVar[int] = UPDATE_RULES["adam"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
     has_fused: ClassVar[bool] = True
@@ -349,7 +350,7 @@ class Adamax(CountingRule):
 
     op: ClassVar[str] = "adamax"
     keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_inf")
-    flops: ClassVar[int] = UPDATES["adamax"].flops
+    flops: ClassVar[int] = UPDATE_RULES["adamax"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
 
@@ -370,7 +371,7 @@ class RAdam(CountingRule):
     foreach: bool | None
 
     op: ClassVar[str] = "radam"
-    flops: ClassVar[int] = UPDATES["radam"].flops
+    flops: ClassVar[int] = UPDATE_RULES["radam"].flops
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
@@ -454,8 +455,9 @@ class Muon(Rule):
         parameter.add_(update if rows <= columns else update.T, alpha=-lr * ratio)
 
 
-RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
+TRACED_RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
     torch.optim.SGD: Sgd,
+    QuantizedSGD: Sgd,
     torch.optim.Adam: Adam,
     torch.optim.AdamW: AdamW,
     torch.optim.NAdam: NAdam,
@@ -517,7 +519,7 @@ def rules_of(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
     """Return the rule and the parameters of each group; none of an optimizer without a rule."""
     if isinstance(optimizer, Optimizers):
         return [rule for each in optimizer.given for rule in rules_of(each)]
-    kind = RULES.get(type(optimizer))
+    kind = TRACED_RULES.get(type(optimizer))
     if kind is None:
         return []
     names = [field.name for field in fields(kind)]
@@ -541,7 +543,9 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
         return None
     if name == "momentum":
         return torch.optim.SGD(parameters, momentum=0.9)
-    kinds: dict[str, Any] = {rule.op: kind for kind, rule in RULES.items()}
+    kinds: dict[str, Any] = {
+        rule.op: kind for kind, rule in TRACED_RULES.items() if kind is not QuantizedSGD
+    }
     optimizer: torch.optim.Optimizer = kinds[name](parameters)
     return optimizer
 
@@ -562,10 +566,10 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
             "compile without an optimizer, and call the step in its closure"
         )
         return
-    if kind not in RULES:
+    if kind not in TRACED_RULES:
         # A class of the same name may be a user's own.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
-        *names, last = (known.__name__ for known in RULES)
+        *names, last = (known.__name__ for known in TRACED_RULES if known is not QuantizedSGD)
         wanted = f"{', '.join(names)} or {last} of torch.optim"
         yield f"expected {wanted}, got {got or shown(optimizer)}"
         return
@@ -574,7 +578,7 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
     if any(getattr(accepted, name) for name in hooks):
         yield "it has hooks on its steps, which a traced update does not run; remove them"
     for number, group in enumerate(accepted.param_groups):
-        for fault in _group_faults(group, has_fused=RULES[kind].has_fused):
+        for fault in _group_faults(group, has_fused=TRACED_RULES[kind].has_fused):
             yield f"group {number}: {fault}"
 
 

@@ -25,12 +25,14 @@ from poetmodel.torch.capturing.joint_graph import (
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.int8.front import stood_for
+from poetmodel.torch.int8.training import ROUNDINGS, TrainedLayer, subtract_gradient, trained_layers
 from poetmodel.torch.step.optimizers import (
     FirstValue,
     LearningRate,
     Optimizers,
     OptimizerSlot,
     Rule,
+    Sgd,
     optimizer_faults,
     owner_of,
     rules_of,
@@ -180,6 +182,51 @@ class AccumulatingUpdate(ParameterUpdate):
             total.zero_()
 
 
+class QuantizedUpdate(Update):
+    """The step of gradient descent of the int8 weights of a layer, which have 16 bits.
+
+    Parameters
+    ----------
+    rule : Sgd
+        Without momentum.
+    batches : int, optional
+        Batches whose gradients are summed before each step.
+    """
+
+    def __init__(self, rule: Sgd, batches: int = 1) -> None:
+        super().__init__("quantized_sgd")
+        self.settings = rule
+        self.batches = batches
+
+    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+        """Update weight and residual, and the sum of gradients if several batches are summed.
+
+        `others` are the gradients of the real weights, the scales of the results, the learning
+        rate, the number of batches so far if they are summed, and the factor of the gradients if
+        they are clipped.
+        """
+        del options
+        gradients, scale, rate, *more = others
+        weight, residual, *totals = state
+        gradient = summed(gradients, torch.empty_like(weight, dtype=torch.float32))
+        if totals:
+            (total,), (count, *factors) = totals, more
+            total.add_(gradient)
+            if count.item() != self.batches - 1:
+                return
+            gradient = total.clone()
+            total.zero_()
+        else:
+            factors = more
+        for factor in factors:
+            gradient = gradient * factor
+        if self.settings.maximize:
+            gradient = -gradient
+        subtract_gradient(
+            weight, residual, gradient, scale, rate.item(), weight_decay=self.settings.weight_decay
+        )
+
+
 class BatchCount(Update):
     """Counts batches, from 0 again after the last one before an update."""
 
@@ -270,6 +317,7 @@ def _faults(
             )
         if trained.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
+    yield from _quantized_faults(joint, own=optimizer)
     known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
     known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
     if ours - known:
@@ -288,6 +336,23 @@ def _faults(
             what = "requires a gradient" if given else "is changed in forward"
             yield f"optimizer: {target.name} {what}, which a step with its updates does not do"
     yield from _shared_memory(joint)
+
+
+def _quantized_faults(joint: Joint, own: Any) -> Iterator[str]:
+    """Yield why an optimizer does not train the int8 layers of a step."""
+    layers = trained_layers(joint.module)
+    for rule, parameters in rules_of(own):
+        for layer in (layers[id(p)] for p in parameters if id(p) in layers):
+            if not isinstance(rule, Sgd) or rule.momentum:
+                got = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
+                yield f"optimizer: int8 weights are trained by SGD without momentum, got {got}"
+                return
+            if layer.rounding != ROUNDINGS[0]:
+                yield (
+                    f"optimizer: int8 weights with {layer.rounding} rounding train in eager "
+                    f"PyTorch alone; make the network with rounding={ROUNDINGS[0]!r}"
+                )
+                return
 
 
 def _shared_memory(joint: Joint) -> Iterator[str]:
@@ -321,6 +386,8 @@ class _Extension:
         self.new: list[InputSpec] = []
         self.totals: dict[int, tuple[fx.Node, ...]] = {}
         """The sum of the gradients of a parameter so far, by its identity."""
+        self.quantized = trained_layers(joint.module)
+        """Int8 layers by the identity of the parameter that stands for their weights."""
 
     def extended(self, clip_grad_norm: float | None) -> Joint:
         """Put the operations in front of the graph's output."""
@@ -397,6 +464,12 @@ class _Extension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
+        layer = self.quantized.get(id(trained.parameter))
+        if layer is not None:
+            self._update_quantized(
+                layer, trained, rule, (rate, *([count] if count else ()), *factors)
+            )
+            return
         argument = trained.arguments[0]
         owner = owner_of(self.optimizer, trained.parameter)
         moments = [
@@ -410,6 +483,19 @@ class _Extension:
             update = AccumulatingUpdate(rule, self.batches)
             others = (rate, count, *factors)
         self._operation(argument.target, update, state, trained.gradients, *others)
+
+    def _update_quantized(
+        self, layer: TrainedLayer, trained: _Trained, rule: Any, others: tuple[fx.Node, ...]
+    ) -> None:
+        """Add the update of the int8 weights that a parameter stands for."""
+        nodes = {id(self.joint.value(a)): a.node for a in self.joint.of(InputKind.BUFFER)}
+        weight, residual, scale = (
+            nodes[id(buffer)] for buffer in (layer.weight, layer.residual, layer.weight_scale)
+        )
+        state = [weight, residual, *self.totals.get(id(trained.parameter), ())]
+        update = QuantizedUpdate(rule, self.batches)
+        path = trained.arguments[0].target
+        self._operation(path, update, state, trained.gradients, scale, *others)
 
     def _update_buffers(self) -> None:
         """Add an operation for each module whose buffers change."""

@@ -1,4 +1,5 @@
-/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [FAULT:CALL]: trains, on a host or on an emulated board.
+/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [stored]
+   [FAULT:CALL]: trains, on a host or on an emulated board.
 
    Runs that many steps on the batches in the file INPUTS, in which each input's array follows the other, batch after
    batch, from the first one again at the end. Prints a line "loss STEP VALUE" for each, and writes all state to the
@@ -6,7 +7,8 @@
    last whole step left on storage, and says after how many that was. With "state=FILE" it begins with the state in a
    file, which is as STATE, and has the values of this program where no step changes them. With "infer=OUTPUTS" it
    writes what pm_infer makes of the first batch after the steps to that file. With "evaluate" it prints a line
-   "evaluation BATCH LOSS CORRECT" for each batch of the file after the steps. Status: 0; 2 for bad arguments or files;
+   "evaluation BATCH LOSS CORRECT" for each batch of the file after the steps. With "stored" the first batches are stored
+   as samples before the steps, which are on these. Status: 0; 2 for bad arguments or files;
    10 + the error number of a step, whose state is written all the same. */
 #include "../src/pm_runtime.h"
 #include "pm_platform.h"
@@ -145,6 +147,24 @@ static int pm_write_outputs(int file)
 }
 #endif
 
+#if PM_REPLAY
+static int pm_stored; /* whether steps are on stored samples */
+
+/* Stores the first batches of the file, as many as there is room for. */
+static int pm_keep_batches(int file)
+{
+    const void *inputs[PM_INPUTS];
+    for (uint32_t batch = 1; batch <= PM_REPLAY && pm_read_batch(file, inputs); batch++) {
+        const int error = pm_keep_sample(inputs, 0);
+        if (error) {
+            pm_print_error("pm_keep_sample ", batch, error);
+            return 10 + error;
+        }
+    }
+    return pm_file_seek(file, 0) < 0 ? pm_fail(": cannot be read", "INPUTS") : 0;
+}
+#endif
+
 #if PM_EVALUATES
 static int pm_evaluates; /* whether that was asked for */
 
@@ -179,7 +199,10 @@ static int pm_begin(int resume, uint32_t *done)
     *done = 0;
 #if PM_COMMIT
     if (resume) {
-        const int error = pm_resume();
+        int error = pm_resume();
+#if PM_MIGRATES
+        if (error == PM_ERROR_OTHER) error = pm_migrate();
+#endif
         *done = pm_steps;
         if (error == PM_RESUMED_OLDER) pm_complain("pm_run: the newest generation is damaged, and the one before was taken\n");
         return error == PM_RESUMED_OLDER ? PM_OK : error;
@@ -250,6 +273,12 @@ static int pm_read_words(int count, char **words, int *resume)
             continue;
         }
 #endif
+#if PM_REPLAY
+        if (strcmp(words[k], "stored") == 0) {
+            pm_stored = 1;
+            continue;
+        }
+#endif
 #if PM_EVALUATES
         if (strcmp(words[k], "evaluate") == 0) {
             pm_evaluates = 1;
@@ -287,7 +316,11 @@ static int pm_train(uint32_t steps, pm_real lr, int file, uint32_t done)
 #ifdef PM_PROFILE
         pm_profile_start();
 #endif
+#if PM_REPLAY
+        const int error = pm_stored ? pm_step_stored(step % pm_samples(), lr, &loss) : pm_step(inputs, lr, &loss);
+#else
         const int error = pm_step(inputs, lr, &loss);
+#endif
 #ifdef PM_PROFILE
         pm_profile_stop();
 #endif
@@ -320,7 +353,7 @@ int main(int argc, char **argv)
     pm_real lr;
     int resume;
     if (argc < 5 || !pm_integer_of_text(argv[1], &steps) || !pm_real_of_text(argv[2], &lr)) {
-        return pm_fail("STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [FAULT:CALL]", "usage: pm_run ");
+        return pm_fail("STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [stored] [FAULT:CALL]", "usage: pm_run ");
     }
     if (pm_read_words(argc - 5, argv + 5, &resume)) return 2;
     const int file = pm_file_open(argv[3], PM_FILE_READ);
@@ -342,6 +375,9 @@ int main(int argc, char **argv)
     }
 #if PM_STATES
     if (pm_first_name) status = pm_read_first_state();
+#endif
+#if PM_REPLAY
+    if (!status && pm_stored) status = pm_keep_batches(file);
 #endif
     if (!status) status = pm_train(steps, lr, file, done);
 #if PM_EVALUATES

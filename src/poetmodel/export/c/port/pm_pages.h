@@ -19,13 +19,12 @@
 #define PM_MAPPED 0
 #define PM_STORAGE_UNIT PM_COMMIT_UNIT
 #define PM_STORAGE_BLOCK PM_COMMIT_BLOCK
-#define PM_STORED_BYTES PM_COMMITTED_BYTES
+#define PM_STORED_BYTES (PM_COMMITTED_BYTES + PM_REPLAY_BYTES)
 
 /* Where it ends. */
-static inline uint32_t pm_start_of(uint32_t slot)
+static inline uint32_t pm_end(void)
 {
-    (void)slot;
-    return PM_COMMITTED_BYTES;
+    return PM_STORED_BYTES;
 }
 
 #else
@@ -101,7 +100,9 @@ static uint32_t pm_sum[PM_PAGE_SLOTS + 1u]; /* of what was written last since th
 static uint32_t pm_row_of(uint32_t slot)
 {
 #if PM_COMMIT
-    if (slot >= pm_count(PM_PAGE_SLOTS)) return PM_PAGE_SLOTS + (slot - PM_PAGE_SLOTS) % PM_STATE_SLOTS;
+    if (slot >= pm_count(PM_PAGE_SLOTS) && slot < PM_SLOTS) {
+        return PM_PAGE_SLOTS + (slot - PM_PAGE_SLOTS) % PM_STATE_SLOTS;
+    }
 #endif
     return slot;
 }
@@ -111,12 +112,24 @@ static uint32_t pm_row_of(uint32_t slot)
 #define PM_SEAL_ROW (PM_PAGE_SLOTS + PM_STATE_SLOTS - 1u)
 #endif
 
+#if PM_REPLAY
+/* What a group of samples takes: pm_replay.c writes it. */
+static uint32_t pm_group_bytes(void)
+{
+    const uint32_t samples = PM_GROUP_SAMPLES * PM_SAMPLE_BYTES * (uint32_t)(sizeof(pm_real) / 4u);
+    return pm_up(32u + samples, PM_CHUNK) + PM_CHUNK;
+}
+#endif
+
 static uint32_t pm_bytes_of(uint32_t slot)
 {
     const uint32_t row = pm_row_of(slot);
 #if PM_COMMIT
     if (row == PM_RECORD_ROW) return PM_RECORD_BYTES;
     if (row == PM_SEAL_ROW) return PM_SEAL_BYTES;
+#endif
+#if PM_REPLAY
+    if (slot >= PM_SLOTS) return pm_group_bytes();
 #endif
     return pm_slot_bytes[row] * (uint32_t)(sizeof(pm_real) / 4u);
 }
@@ -138,7 +151,7 @@ static uint32_t pm_unit(void)
 static int pm_has_sum(uint32_t slot)
 {
     const uint32_t row = pm_row_of(slot);
-    return PM_STATE_SUMS && row > PM_RECORD_ROW && row < PM_SEAL_ROW;
+    return PM_STATE_SUMS && slot < PM_SLOTS && row > PM_RECORD_ROW && row < PM_SEAL_ROW;
 }
 
 /* What the slots of a generation take before one of them. */
@@ -164,10 +177,15 @@ static uint32_t pm_generation_start(uint32_t generation)
 #endif
 
 /* Where a slot begins; of one after the last: where storage ends. Generations come first, then pages, so that programs
-   with other tensors find each other's records. */
+   with other tensors find each other's records; stored samples are last. */
 static uint32_t pm_start_of(uint32_t slot)
 {
     uint32_t start = 0;
+#if PM_REPLAY && PM_VOLATILE
+    if (slot >= PM_SLOTS) {
+        return pm_generation_start(PM_PLACES) + (slot - PM_SLOTS) * pm_up(pm_group_bytes(), PM_COMMIT_BLOCK);
+    }
+#endif
 #if PM_COMMIT
     if (slot >= pm_count(PM_PAGE_SLOTS) && slot < PM_SLOTS) {
         return pm_generation_start((slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS) + pm_rows_before(pm_row_of(slot));
@@ -177,7 +195,16 @@ static uint32_t pm_start_of(uint32_t slot)
     for (uint32_t k = 0; k < slot && k < pm_count(PM_PAGE_SLOTS); k++) {
         start += pm_up(pm_bytes_of(k) + PM_PAGE_SUM_BYTES, PM_STORAGE_BLOCK);
     }
+#if PM_REPLAY && !PM_VOLATILE
+    if (slot > PM_SLOTS) start += (slot - PM_SLOTS) * pm_up(pm_group_bytes(), PM_STORAGE_BLOCK);
+#endif
     return start;
+}
+
+/* Where storage ends. */
+static inline uint32_t pm_end(void)
+{
+    return PM_VOLATILE ? pm_start_of(PM_PAGE_SLOTS) : pm_start_of(PM_SLOTS + PM_GROUPS);
 }
 
 /* Finds where bytes of a slot are. */
@@ -185,7 +212,7 @@ static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *add
 {
     static uint32_t last, start; /* the slot that was found last, plus 1: it is written piece by piece */
     *address = start + offset;
-    if (slot >= pm_count(PM_SLOTS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
+    if (slot >= pm_count(PM_SLOTS + PM_GROUPS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
         return PM_ERROR_SLOT;
     }
     if (slot + 1u != last) start = pm_start_of(slot);
@@ -232,7 +259,7 @@ static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
     const uint32_t generation = (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS;
     const uint32_t next = generation + PM_SHARED < PM_GENERATIONS ? generation + PM_SHARED : PM_GENERATIONS;
     const uint32_t is_last = next == PM_GENERATIONS && !PM_VOLATILE;
-    const uint32_t end = is_last ? pm_start_of(PM_SLOTS) : pm_generation_start(next);
+    const uint32_t end = is_last ? pm_end() : pm_generation_start(next);
     if (generation % PM_SHARED || generation >= PM_GENERATIONS || record->checksum == pm_record_sum(record)) return PM_OK;
     for (uint32_t at = address + PM_COMMIT_BLOCK; at + PM_RECORD_BYTES <= end; at += PM_COMMIT_BLOCK) {
         pm_record_t found;
@@ -320,6 +347,48 @@ int pm_page_wait(uint32_t slot)
     return slot >= pm_count(PM_SLOTS) ? PM_ERROR_SLOT : PM_OK;
 }
 
+#if PM_MIGRATES
+int pm_old_read(uint32_t address, void *to, uint32_t bytes)
+{
+    return pm_read(PM_PAGE_SLOTS, address, to, bytes);
+}
+
+int pm_old_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    return pm_write(PM_PAGE_SLOTS, address, from, bytes);
+}
+
+void pm_old_place(uint32_t place, uint32_t *begin, uint32_t *end)
+{
+    *begin = pm_generation_start(place);
+    *end = pm_generation_start(place) + pm_up(pm_rows_before(PM_SEAL_ROW + 1u), PM_COMMIT_BLOCK);
+}
+
+uint32_t pm_old_unit(void)
+{
+#ifdef PM_CHIP_UNIT
+    const uint32_t found = PM_CHIP_UNIT;
+    return found > PM_OLD_COMMIT_UNIT ? found : PM_OLD_COMMIT_UNIT;
+#else
+    return PM_OLD_COMMIT_UNIT;
+#endif
+}
+
+uint32_t pm_old_end(void)
+{
+    return PM_STORED_BYTES * (uint32_t)(sizeof(pm_real) / 4u);
+}
+#endif
+
+#if PM_REPLAY
+int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes)
+{
+    uint32_t address;
+    const int error = pm_find(slot, offset, bytes, &address);
+    return error ? error : pm_read(slot, address, to, bytes);
+}
+#endif
+
 #if PM_MAPPED
 const void *pm_page_address(uint32_t slot)
 {
@@ -327,7 +396,9 @@ const void *pm_page_address(uint32_t slot)
     (void)pm_find(slot, 0, 0, &address);
     return pm_storage_address(address);
 }
+#endif
 
+#if PM_MAPPED || PM_REPLAY
 int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t bytes)
 {
     uint32_t address;
@@ -347,7 +418,9 @@ int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t byt
 #endif
     return error;
 }
+#endif
 
+#if PM_MAPPED
 #if PM_STATE_SUMS
 int pm_page_check(uint32_t slot)
 {
@@ -376,7 +449,7 @@ int pm_page_check(uint32_t slot)
 /* Whether storage fits into so many bytes of flash. */
 static inline int pm_flash_holds(uint32_t bytes)
 {
-    return (uint64_t)PM_FLASH_START + pm_start_of(PM_SLOTS) <= bytes;
+    return (uint64_t)PM_FLASH_START + pm_end() <= bytes;
 }
 #endif
 

@@ -207,6 +207,24 @@ static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t beg
     PM_RANDOM_FROM(pm_steps);
 }
 
+uint32_t pm_run_number(void)
+{
+    return pm_run;
+}
+
+#if PM_MIGRATES
+int pm_commit_clear_at(uint32_t place, uint32_t steps)
+{
+    pm_records_t found;
+    PM_TRY(pm_read_records(0xFFFFFFFFu, 1, &found));
+    static const pm_record_t none = {0, 0, 0, 0, 0, 0, 0, 0};
+    pm_take(&none, found.generation, found.begun);
+    pm_next = place;
+    pm_steps = steps;
+    return PM_OK;
+}
+#endif
+
 int pm_commit_clear(void)
 {
     pm_records_t found;

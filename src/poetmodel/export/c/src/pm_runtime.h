@@ -39,8 +39,10 @@ extern uint32_t pm_random_step; /* see kernels/pm_random.h */
 #if PM_COMMIT
 extern uint32_t pm_generation, pm_next;
 int pm_commit_clear(void);
+int pm_commit_clear_at(uint32_t place, uint32_t steps); /* the same, with the place of the next one */
 int pm_commit_begin(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
 int pm_commit(void);
+uint32_t pm_run_number(void); /* which pm_init the state goes back to */
 int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all state there */
 #define PM_OLD(slot) ((slot) + pm_generation * PM_STATE_SLOTS)
 #define PM_NEW(slot) ((slot) + pm_next * PM_STATE_SLOTS)

@@ -15,6 +15,9 @@ int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr)
     if (!pm_is_finite(lr)) return PM_ERROR_NUMBER;
     for (uint32_t k = 0; k < (uint32_t)PM_INPUTS; k++) pm_progress.inputs[k] = inputs[k];
     pm_progress.lr = lr;
+#if PM_REPLAY
+    pm_progress.way = PM_WAY_WHOLE;
+#endif
     pm_progress.slice = FIRST_SLICE;
     return PM_OK;
 }

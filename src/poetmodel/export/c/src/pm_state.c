@@ -40,6 +40,17 @@ static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t c
     }
 }
 
+/* The same, and over them what another step has left, in pm_migrate. */
+static int first_values(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
+{
+    load(to, buffer, first, count);
+#if PM_MIGRATES
+    return pm_migrated_values((uint32_t)(buffer - pm_buffers), first, count, size_of(buffer->type), to);
+#else
+    return PM_OK;
+#endif
+}
+
 /* Whether each commit writes a buffer; else it has one slot, in blocks of its own, or none. */
 static int is_committed(const pm_buffer_t *buffer)
 {
@@ -137,7 +148,7 @@ static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
             const unsigned char *old = pm_page_address(old_slot(buffer));
             memcpy(some, old + (size_t)first * size, (size_t)count * size);
         } else {
-            load(some, buffer, first, count);
+            PM_TRY(first_values(some, buffer, first, count));
         }
         if (change(what, buffer, first, count, some) || whole) {
             PM_TRY_PAGE(pm_page_write(new_slot(buffer), first * size, some, count * size));
@@ -157,7 +168,7 @@ static int write_buffer(const pm_buffer_t *buffer, const change_t *what)
     }
 #endif
     if (!what->from) {
-        load(place, buffer, 0, buffer->elements);
+        PM_TRY(first_values(place, buffer, 0, buffer->elements));
     }
 #if PM_SLOTS
     if (what->from && buffer->home == PM_STORAGE) {
@@ -284,6 +295,21 @@ static int prepare(void)
     return PM_OK;
 }
 
+/* Gives all state its first values. */
+static int write_first_state(void)
+{
+    static const change_t all = {0, 0, 0, 0};
+    PM_TRY(write_state(&all));
+#if PM_RANDOM && !PM_COMMIT
+    pm_random_step = 0;
+#endif
+#if PM_REPLAY
+    pm_replay_clear();
+#endif
+    pm_holds = PM_HOLDS_STATE;
+    return PM_OK;
+}
+
 int pm_init(void)
 {
     PM_TRY(prepare());
@@ -293,14 +319,17 @@ int pm_init(void)
 #if PM_COMMIT
     PM_TRY(pm_commit_clear());
 #endif
-    static const change_t all = {0, 0, 0, 0};
-    PM_TRY(write_state(&all));
-#if PM_RANDOM && !PM_COMMIT
-    pm_random_step = 0;
-#endif
-    pm_holds = PM_HOLDS_STATE;
-    return PM_OK;
+    return write_first_state();
 }
+
+#if PM_MIGRATES
+int pm_begin_at(uint32_t place, uint32_t steps)
+{
+    PM_TRY(prepare());
+    PM_TRY(pm_commit_clear_at(place, steps));
+    return write_first_state();
+}
+#endif
 
 #if PM_COMMIT
 int pm_load_state(void)
@@ -332,6 +361,9 @@ int pm_load_state(void)
             PM_TRY(fetch(&pm_buffers[k]));
         }
     }
+#endif
+#if PM_REPLAY
+    PM_TRY(pm_replay_load());
 #endif
     pm_holds = PM_HOLDS_STATE;
     return PM_OK;

@@ -79,7 +79,23 @@ typedef struct {
     pm_real lr;
     pm_real loss;  /* of the last step, once it was computed */
     uint32_t slice; /* what comes next; 0: no step is under way */
+#if PM_REPLAY
+    uint32_t way;
+#endif
 } pm_progress_t;
+
+#if PM_REPLAY
+/* What pm_run_nodes does: all nodes; those behind the front, on a stored sample; those of the front, to store one. */
+enum { PM_WAY_WHOLE, PM_WAY_STORED, PM_WAY_KEEPS };
+#define PM_STORED (pm_progress.way == PM_WAY_STORED)
+#define PM_KEEPS (pm_progress.way == PM_WAY_KEEPS)
+extern const uint32_t pm_sample_parts[];  /* bytes of the outputs of the front, then of inputs */
+extern const uint32_t pm_sample_inputs[]; /* which inputs those are */
+int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* parts in rising order */
+int pm_sample_read(uint32_t part, void *to, uint32_t bytes);
+void pm_replay_clear(void);
+int pm_replay_load(void);
+#endif
 
 extern pm_progress_t pm_progress;
 
@@ -94,6 +110,22 @@ int pm_run_nodes(uint32_t nodes);
     }                                \
     __attribute__((fallthrough));    \
     case (number)
+
+#if PM_MIGRATES
+/* Elements of a buffer that are taken over, from a tensor of the generation of another step. */
+typedef struct {
+    uint32_t buffer; /* in pm_buffers */
+    uint32_t first;  /* its first element there */
+    uint32_t count;
+    uint32_t tensor; /* in pm_old_bytes */
+    uint32_t offset; /* its first element there */
+} pm_migrated_t;
+extern const pm_migrated_t pm_migrated[];
+extern const uint32_t pm_old_bytes[]; /* of the tensors of such a generation, in the build for float */
+/* Puts what is taken over into elements of a buffer that have first values; nothing but in pm_migrate. */
+int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to);
+int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, in a place of its choice */
+#endif
 
 #if PM_COMMIT
 #if PM_BEST

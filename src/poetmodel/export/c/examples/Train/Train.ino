@@ -73,6 +73,9 @@ void setup()
 @END SPI@
 @IF COMMIT@
     int error = pm_resume();                        /* after a restart: what the last commit left */
+@IF MIGRATES@
+    if (error == PM_ERROR_OTHER) error = pm_migrate(); /* the first start of this program: what the one before has left */
+@END MIGRATES@
     if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or the one before, where that is damaged */
     if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */
     /* PM_ERROR_OTHER: another program's state is there; pm_init would start anew over it */
@@ -91,6 +94,9 @@ void loop()
     if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* a bad batch: state is as before */
     if (error) stop(error);
     Serial.println(loss, 6);
+@IF REPLAY@
+    if (pm_keep_sample(inputs, 0) == PM_OK) pm_step_stored(PM_ANY_SAMPLE, @RATE@, &loss); /* a sample of earlier */
+@END REPLAY@
 @IF EVALUATION@
     static uint32_t steps = 0;
     if (++steps % 100 == 0) evaluate();

@@ -43,6 +43,8 @@ extern "C" {
 #define PM_EVALUATES @EVALUATION@ /* whether it has pm_evaluate */
 #define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether that counts correct classes */
 #define PM_BEST @BEST@ /* whether the best generation is kept beside the others */
+#define PM_MIGRATES @MIGRATES@ /* whether it takes over the state of another step */
+#define PM_REPLAY @REPLAY@u /* samples that storage has room for */
 #define PM_RANDOM @RANDOM@ /* whether it draws random numbers */
 @IF ACCUMULATE@
 #define PM_ACCUMULATE @ACCUMULATE@ /* batches are one update */
@@ -120,8 +122,59 @@ extern "C" {
          ? (PM_PLACES + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS * PM_COMMIT_BLOCK \
          : PM_PLACES * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \
                              PM_COMMIT_BLOCK))
+@IF REPLAY@
+/* Stored samples, of PM_SAMPLE_BYTES each, are in groups of those that an erase block has room for; a
+   group is written as a whole, to the one place more than there are groups. */
+#define PM_SAMPLE_ID 0x@SAMPLE_ID@u /* the front, and what is stored of it */
+#define PM_SAMPLE_OUTPUTS @SAMPLE_OUTPUTS@u
+#define PM_SAMPLE_INPUTS @SAMPLE_INPUTS@u
+#define PM_SAMPLE_INPUT_BYTES @SAMPLE_INPUT_BYTES@u
+#define PM_SAMPLE_BYTES @SAMPLE_BYTES@u
+#define PM_CHUNK (PM_COMMIT_UNIT > 64u ? PM_COMMIT_UNIT : 64u)
+#define PM_ROOM_SAMPLES \
+    (PM_COMMIT_BLOCK < 32u + 2u * PM_CHUNK + PM_SAMPLE_BYTES \
+         ? 1u                                                \
+         : (PM_COMMIT_BLOCK - 32u - 2u * PM_CHUNK) / PM_SAMPLE_BYTES)
+#define PM_GROUP_SAMPLES (PM_ROOM_SAMPLES < PM_REPLAY ? PM_ROOM_SAMPLES : PM_REPLAY)
+#define PM_GROUPS ((PM_REPLAY + PM_GROUP_SAMPLES - 1u) / PM_GROUP_SAMPLES + 1u)
+#define PM_REPLAY_BYTES \
+    (PM_GROUPS * (((32u + PM_GROUP_SAMPLES * PM_SAMPLE_BYTES + 2u * PM_CHUNK - 1u) / PM_CHUNK * PM_CHUNK + \
+                   PM_COMMIT_BLOCK - 1u) /                                                                 \
+                  PM_COMMIT_BLOCK * PM_COMMIT_BLOCK))
+@END REPLAY@
+@UNLESS REPLAY@
+#define PM_GROUPS 0u
+#define PM_REPLAY_BYTES 0u
+@END REPLAY@
+@IF MIGRATES@
+/* The step whose state pm_migrate takes over, and how it wrote storage, by the defaults of its build. */
+#define PM_OLD_STEP_ID 0x@OLD_STEP_ID@u
+#define PM_OLD_LAYOUT_ID 0x@OLD_LAYOUT_ID@u
+#define PM_OLD_TENSORS @OLD_TENSORS@u /* of a generation */
+#define PM_OLD_PAGE_SLOTS @OLD_PAGE_SLOTS@u
+#define PM_OLD_STATE_SUMS @OLD_STATE_SUMS@
+#define PM_OLD_STORED_BYTES @OLD_STORED_BYTES@u
+#define PM_MIGRATED_PIECES @MIGRATED_PIECES@u
+#ifndef PM_OLD_INSTANCE_ID
+#define PM_OLD_INSTANCE_ID 0x@OLD_INSTANCE_ID@u
+#endif
+#ifndef PM_OLD_COMMIT_UNIT
+#define PM_OLD_COMMIT_UNIT @OLD_COMMIT_UNIT@u
+#endif
+#ifndef PM_OLD_COMMIT_BLOCK
+#define PM_OLD_COMMIT_BLOCK @OLD_COMMIT_BLOCK@u
+#endif
+#ifndef PM_OLD_SHARED
+#define PM_OLD_SHARED @OLD_SHARED@u
+#endif
 #ifndef PM_STORED_BYTES
-#define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES))
+#define PM_OWN_STORED_BYTES (PM_PAGES_BYTES + PM_COMMITTED_BYTES + PM_REPLAY_BYTES)
+#define PM_STORED_BYTES \
+    (PM_OWN_STORED_BYTES > PM_OLD_STORED_BYTES ? PM_OWN_STORED_BYTES : PM_OLD_STORED_BYTES)
+#endif
+@END MIGRATES@
+#ifndef PM_STORED_BYTES
+#define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES + PM_REPLAY_BYTES))
 #endif
 
 /* The tensors that callers see, by their numbers; sizes are of the build for float. */
@@ -169,6 +222,15 @@ int pm_write_state(int index, const pm_real *from);
    what it has is damaged. With any other error storage did not answer: nothing was changed, call
    again. In none of these cases storage was written. */
 int pm_resume(void);
+@IF MIGRATES@
+
+/* Where pm_resume returns PM_ERROR_OTHER: takes over the newest whole generation of the step with
+   PM_OLD_STEP_ID, tensors of equal names, shapes and types; the others begin with first values, and
+   pm_steps goes on. All or nothing, over power cuts too: until PM_OK (or PM_RESUMED_OLDER: the one
+   before was taken, as the newest one is damaged) storage has the old state whole. PM_ERROR_EMPTY:
+   there is none of that step; PM_ERROR_CHECKSUM: all of it is damaged. */
+int pm_migrate(void);
+@END MIGRATES@
 
 /* Between two steps: writes a generation where the last step did not (PM_COMMIT_EVERY), such as
    before power goes. Not after PM_TORN. With an error the generation before holds: call again. */
@@ -195,6 +257,25 @@ int pm_infer(const void *const inputs[], pm_real *outputs);
    PM_ERROR_NUMBER: the loss is not finite. */
 int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *correct);
 @END EVALUATION@
+@IF REPLAY@
+
+/* Between two steps: offers a batch to the samples that are stored, as outputs of the frozen front
+   and labels, and what else is read behind it. With room it is stored; later it takes the place of
+   another one or of none, so that all that were offered are equally likely to be there (reservoir
+   sampling). `sample` may be 0; it gets the number of the sample, or PM_NO_SAMPLE. All or nothing,
+   over power cuts too; pm_init forgets all samples. */
+int pm_keep_sample(const void *const inputs[PM_INPUTS], uint32_t *sample);
+#define PM_NO_SAMPLE 0xFFFFFFFFu
+uint32_t pm_samples(void);  /* how many are stored */
+extern uint32_t pm_seen;    /* how many were offered since pm_init, until the last one that was stored */
+
+/* A training step on a stored sample, with the bits of pm_step on its batch: `sample` is its number,
+   below pm_samples(), or PM_ANY_SAMPLE, one drawn by a counter of its own. PM_ERROR_EMPTY: there is
+   none. The second one begins such a step in slices. */
+int pm_step_stored(uint32_t sample, pm_real lr, pm_real *loss);
+int pm_step_stored_begin(uint32_t sample, pm_real lr);
+#define PM_ANY_SAMPLE 0xFFFFFFFFu
+@END REPLAY@
 @IF BEST@
 
 /* Between two steps: keeps the state as it is now beside the generations that take turns, with a

@@ -1,0 +1,199 @@
+/* Migration: takes over the state that another step of this device has left on storage, as a new generation. It is read
+   from the newest whole generation of that step, wherever that lies, and the new one is written where it harms no block of
+   it: until the seal of the new one is there, a power cut leaves the old one. */
+#include "pm_runtime.h"
+
+#if PM_MIGRATES
+
+#include "pm_record.h"
+#include "pm_state.h"
+
+enum { STEP_BYTES = 256, PIECE_BYTES = 64 }; /* generations that share a block begin at pages of flash */
+
+/* The seal of a generation: see pm_commit.c. */
+#define MARK 0xA5C31E87u
+#define FIRST_MARK 0x53C31E87u
+#define COUNT_BITS 0xFFFu
+
+/* The generation that is read. */
+static struct {
+    uint32_t address, number, steps;
+    int is_open;
+} old;
+
+static uint32_t up(uint32_t bytes, uint32_t step)
+{
+    return (bytes + step - 1u) / step * step;
+}
+
+/* What every tensor of it begins at a multiple of. */
+static uint32_t unit(void)
+{
+    const uint32_t found = pm_old_unit();
+    return found > sizeof(pm_real) ? found : (uint32_t)sizeof(pm_real);
+}
+
+/* Where a slot of a generation is, from 0, its record; behind the last one it ends. */
+static uint32_t slot_offset(uint32_t slot)
+{
+    const uint32_t sum = PM_OLD_STATE_SUMS ? up(4u, unit()) : 0;
+    uint32_t offset = 0;
+    if (slot) offset += up(PM_RECORD_BYTES, unit());
+    for (uint32_t k = 1; k < slot && k <= PM_OLD_TENSORS; k++) offset += up(pm_old_bytes[k - 1u] * PM_SCALE, unit()) + sum;
+    if (slot > PM_OLD_TENSORS + 1u) offset += up(PM_SEAL_BYTES, unit());
+    return offset;
+}
+
+static uint32_t generation_end(uint32_t address)
+{
+    return up(address + slot_offset(PM_OLD_TENSORS + 2u), PM_COMMIT_BLOCK);
+}
+
+/* The layout without the number of generations that take turns: see pm_commit.c. */
+static uint32_t layout(void)
+{
+    const uint32_t parts[] = {
+        PM_OLD_LAYOUT_ID, PM_OLD_COMMIT_UNIT, PM_OLD_COMMIT_BLOCK, PM_OLD_STATE_SUMS, (uint32_t)sizeof(pm_real),
+        PM_OLD_SHARED > 1u ? PM_OLD_SHARED / PM_SCALE : 1u, 0,
+    };
+    return pm_checksum(0, parts, sizeof parts) & ~COUNT_BITS;
+}
+
+/* Whether a whole generation of the other step begins at an address. */
+static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
+{
+    uint32_t seal[2];
+    PM_TRY_PAGE(pm_old_read(address, record, PM_RECORD_BYTES));
+    const int is_sound = record->checksum == pm_record_sum(record) && record->instance_id == PM_OLD_INSTANCE_ID &&
+                         record->step_id == PM_OLD_STEP_ID && record->number;
+    const uint32_t place = address + slot_offset(PM_OLD_TENSORS + 1u);
+    if (!is_sound || place + PM_SEAL_BYTES > end) {
+        record->number = 0;
+        return PM_OK;
+    }
+    PM_TRY_PAGE(pm_old_read(place, seal, PM_SEAL_BYTES));
+    const uint32_t mark = record->number ^ (record->number == record->run ? FIRST_MARK : MARK);
+    const uint32_t parts[] = {PM_OLD_INSTANCE_ID, PM_OLD_STEP_ID, layout()};
+    const int is_whole = seal[0] == mark && seal[1] == (~mark ^ pm_checksum(0, parts, sizeof parts));
+    if (!is_whole || (record->layout_id & ~COUNT_BITS) != layout()) record->number = 0;
+    return PM_OK;
+}
+
+/* Compares the checksums of its tensors. */
+static int check_tensors(uint32_t address, uint32_t number)
+{
+    unsigned char piece[PIECE_BYTES];
+    for (uint32_t k = 0; PM_OLD_STATE_SUMS && k < PM_OLD_TENSORS; k++) {
+        const uint32_t begin = address + slot_offset(k + 1u), bytes = pm_old_bytes[k] * PM_SCALE;
+        const uint32_t key[3] = {PM_OLD_LAYOUT_ID, PM_OLD_PAGE_SLOTS + k + 1u, number};
+        uint32_t sum = pm_sum_on(0, key, sizeof key), stored;
+        for (uint32_t at = 0; at < bytes;) {
+            const uint32_t now = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+            PM_TRY_PAGE(pm_old_read(begin + at, piece, now));
+            sum = pm_sum_on(sum, piece, now);
+            at += now;
+        }
+        PM_TRY_PAGE(pm_old_read(begin + up(bytes, unit()), &stored, 4u));
+        if (stored != sum) return PM_ERROR_CHECKSUM;
+    }
+    return PM_OK;
+}
+
+/* Finds the newest generation below a number. A block has records where generations may begin: at multiples of 256. */
+static int find_newest(uint32_t below)
+{
+    const uint32_t end = pm_old_end();
+    pm_record_t record;
+    old.number = 0;
+    for (uint32_t address = 0; address + PM_RECORD_BYTES <= end; address += STEP_BYTES) {
+        PM_TRY(read_ends(address, end, &record));
+        if (record.number > old.number && record.number < below) {
+            old.address = address;
+            old.number = record.number;
+            old.steps = record.steps;
+        }
+    }
+    return old.number ? PM_OK : PM_ERROR_EMPTY;
+}
+
+/* Copies the old generation to another address, block by block, its seal last: it is whole there, or as before. */
+static int move_to(uint32_t address)
+{
+    unsigned char piece[PM_COMMIT_UNIT > PIECE_BYTES ? PM_COMMIT_UNIT : PIECE_BYTES];
+    const uint32_t seal = slot_offset(PM_OLD_TENSORS + 1u);
+    for (uint32_t at = 0; at < seal;) {
+        const uint32_t now = seal - at < sizeof piece ? seal - at : (uint32_t)sizeof piece;
+        PM_TRY_PAGE(pm_old_read(old.address + at, piece, now));
+        PM_TRY_PAGE(pm_old_write(address + at, piece, now));
+        at += now;
+    }
+    PM_TRY_PAGE(pm_old_read(old.address + seal, piece, PM_SEAL_BYTES));
+    PM_TRY_PAGE(pm_old_write(address + seal, piece, PM_SEAL_BYTES));
+    old.address = address;
+    return PM_OK;
+}
+
+static int is_apart(uint32_t place, uint32_t address)
+{
+    uint32_t begin, end;
+    pm_old_place(place, &begin, &end);
+    return end <= address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK || begin >= generation_end(address);
+}
+
+/* Finds a place for the new generation whose blocks have none of the old one's; moves that out of the way if need be. */
+static int find_place(uint32_t *place)
+{
+    for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {
+        if (is_apart(*place, old.address)) return PM_OK;
+    }
+    const uint32_t begin = old.address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK, end = generation_end(old.address);
+    for (uint32_t to = 0; generation_end(to) <= pm_old_end(); to += PM_COMMIT_BLOCK) {
+        if (generation_end(to) > begin && to < end) continue;
+        for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {
+            if (is_apart(*place, to)) return move_to(to);
+        }
+    }
+    return PM_ERROR_SLOT;
+}
+
+int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to)
+{
+    for (uint32_t k = 0; old.is_open && k < PM_MIGRATED_PIECES; k++) {
+        const pm_migrated_t *piece = &pm_migrated[k];
+        const uint32_t low = piece->first > first ? piece->first : first;
+        const uint32_t end = piece->first + piece->count, last = first + count;
+        const uint32_t high = end < last ? end : last;
+        if (piece->buffer != buffer || low >= high) continue;
+        const uint32_t from = slot_offset(piece->tensor + 1u) + (piece->offset + low - piece->first) * size;
+        void *const place = (unsigned char *)to + (size_t)(low - first) * size;
+        PM_TRY_PAGE(pm_old_read(old.address + from, place, (high - low) * size));
+    }
+    return PM_OK;
+}
+
+int pm_migrate(void)
+{
+    uint32_t below = 0xFFFFFFFFu, place = 0;
+    int error, is_older = 0;
+    pm_holds = PM_HOLDS_NOTHING;
+    old.is_open = 0;
+    for (;;) {
+        error = find_newest(below);
+        if (error == PM_ERROR_EMPTY && is_older) return PM_ERROR_CHECKSUM;
+        if (error) return error;
+        error = check_tensors(old.address, old.number);
+        if (error != PM_ERROR_CHECKSUM) break;
+        is_older = 1;
+        below = old.number;
+    }
+    PM_TRY(error);
+    PM_TRY(find_place(&place));
+    old.is_open = 1;
+    error = pm_begin_at(place, old.steps);
+    old.is_open = 0;
+    return error ? error : is_older ? PM_RESUMED_OLDER : PM_OK;
+}
+
+#else
+typedef int pm_migrate_is_not_used;
+#endif

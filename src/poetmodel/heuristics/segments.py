@@ -1,0 +1,205 @@
+"""Checkpoints between segments of the forward pass, for graphs of thousands of equal steps.
+
+A recurrence that is unrolled over time has a chain of thousands of nodes. Repair, which recomputes
+tensor by tensor, takes long on it and ends far from the least RAM. Here the forward pass is cut
+into segments: what later segments read is kept, and the rest of a segment is recomputed at once
+when the backward pass first reads of it.
+
+References
+----------
+Chen, Xu, Zhang, Guestrin, *Training Deep Nets with Sublinear Memory Cost*, 2016, section 4
+(arXiv:1604.06174): checkpoints between segments of a chain.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.clock import check_time_limit
+from poetmodel.errors import TimeLimitError
+from poetmodel.graph import Phase, checkpoint_all_peak_bytes
+from poetmodel.heuristics.penalties import WORST, PenalizedObjective
+from poetmodel.heuristics.repair import Repair
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+MIN_NODES: Final = 200
+"""Smallest graph that is cut into segments [nodes]; repair of smaller ones is quick and better."""
+REPAIR_TIME_RATIO: Final = 4.0
+"""Time for repairs of segments, as a multiple of the time that making all segments took."""
+MAX_PEAKS: Final = 8
+"""Peaks tried by bisection where the least is wanted."""
+MAX_SEGMENTS: Final = 256
+"""Highest number of segments that is tried."""
+_REACH: Final = 0.25
+"""How far a cut may lie from equal sizes, in sizes of a segment."""
+
+
+def checkpoint_segments(problem: Problem) -> Schedule | None:
+    """Return the best schedule by segments that keeps every limit.
+
+    None if there is none, if the graph is small, or if keep-all fits and RAM is not minimized.
+    Repair then brings it below the limit, or recomputes less of it.
+    """
+    keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
+    fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
+    if len(problem.graph.nodes) < MIN_NODES or fits:
+        return None
+    search = _Search(problem, keep_all_bytes)
+    try:
+        search.run()
+    except TimeLimitError:
+        if search.best is None:
+            raise
+    return None if search.best is None else search.best.schedule()
+
+
+class _Search:
+    """Tries numbers of segments, and repairs the best of them."""
+
+    def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
+        self.problem = problem
+        self.objective = PenalizedObjective(problem)
+        self.best: PartialSchedule | None = None
+        self.score = WORST
+        self.lowest: list[Restoration] = []
+        """Recomputations of the lowest peak."""
+        self.lowest_bytes = keep_all_bytes
+        self.until_s = math.inf
+
+    def run(self) -> None:
+        begun_s = time.monotonic()
+        for restorations in _segmentations(self.problem):
+            self._take(self.objective.partial(restorations))
+        if not self.lowest:
+            return
+        now_s = time.monotonic()
+        self.until_s = now_s + REPAIR_TIME_RATIO * (now_s - begun_s)
+        if not self.problem.objective.is_sum:
+            self._lower_peak()
+        else:
+            start = self.lowest if self.best is None else self.best.restorations()
+            self._repair(start, self.problem.usable_ram_bytes)
+
+    def _take(self, partial: PartialSchedule) -> None:
+        """Keep a schedule if it is the best within all limits, or has the lowest peak."""
+        peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
+        if peak_bytes < self.lowest_bytes:
+            self.lowest, self.lowest_bytes = partial.restorations(), peak_bytes
+        fits = peak_bytes <= self.problem.usable_ram_bytes and score.excess == 0
+        if fits and score < self.score:
+            self.best, self.score = partial, score
+
+    def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
+        """Bring a schedule within a limit; return whether that was possible in time."""
+        partial = self.objective.partial(start)
+        prices = self.objective.prices(0.0)
+        repair = Repair(self.problem, partial, prices, limit_bytes, until_s=self.until_s)
+        is_fit = repair.fit()
+        if is_fit and self.problem.objective.is_sum:
+            repair.drop_needless()
+        if is_fit:
+            self._take(partial)
+        return is_fit
+
+    def _lower_peak(self) -> None:
+        """Bisect for the least peak."""
+        low = self.problem.floor.bytes
+        for _ in range(MAX_PEAKS):
+            if low >= self.lowest_bytes or time.monotonic() > self.until_s:
+                break
+            middle = (low + self.lowest_bytes) // 2
+            if not self._repair(self.lowest, middle):
+                low = middle + 1
+
+
+def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
+    """Yield the recomputations of 2, 4, 8, ... segments; none without a backward pass.
+
+    They keep the rules of execution; whether they keep the limits is not checked.
+    """
+    graph = problem.graph
+    forward_count = next(
+        (k for k, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), 0
+    )
+    if not problem.recompute:
+        return
+    count = 2
+    while count <= min(MAX_SEGMENTS, forward_count):
+        check_time_limit()
+        yield _recomputations(problem, [0, *_cuts(problem, forward_count, count), forward_count])
+        count *= 2
+
+
+def _cuts(problem: Problem, forward_count: int, count: int) -> list[int]:
+    """Return the first nodes of all segments but the first one, ascending.
+
+    Segments make nearly equal bytes each; a cut is where the fewest bytes cross it nearby.
+    """
+    graph = problem.graph
+    made = [0, *accumulate(graph.output_bytes[:forward_count])]
+    change = [0] * (forward_count + 1)
+    for i, size in enumerate(graph.tensor_bytes):
+        readers = [k for k in graph.users_of[i] if k < forward_count]
+        if graph.node_of[i] < forward_count and readers:
+            change[graph.node_of[i] + 1] += size
+            change[max(readers) + 1] -= size
+    crossing = list(accumulate(change))
+    cuts: list[int] = []
+    for number in range(1, count):
+        wanted, reach = made[-1] * number / count, _REACH * made[-1] / count
+        first = bisect_left(made, wanted - reach)
+        last = min(max(bisect_right(made, wanted + reach), first + 1), forward_count)
+        near = [(crossing[k], abs(made[k] - wanted), k) for k in range(first, last)]
+        cut = min(near)[2] if near else 0
+        if cut > (cuts[-1] if cuts else 0):
+            cuts.append(cut)
+    return cuts
+
+
+def _recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
+    """Return what the backward pass recomputes of segments between `bounds`, but the last one."""
+    graph = problem.graph
+    segment_of = [s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(a, b)]
+    forward_count, last = len(segment_of), len(bounds) - 2
+    crosses = [
+        k < forward_count
+        and any(segment_of[u] != segment_of[k] for u in users if u < forward_count)
+        for k, users in zip(graph.node_of, graph.users_of, strict=True)
+    ]
+    stages: list[int | None] = [None] * last
+    """Where the backward pass first reads what a segment does not keep."""
+    read: list[list[int]] = [[] for _ in range(last)]
+    for t in range(forward_count, len(graph.nodes)):
+        for i in graph.inputs_of[t]:
+            k = graph.node_of[i]
+            if k < bounds[last] and not crosses[i] and problem.may_recompute(k):
+                s = segment_of[k]
+                stages[s] = t if stages[s] is None else stages[s]
+                read[s].append(k)
+    found: list[Restoration] = []
+    for stage, pending in zip(stages, read, strict=True):
+        again: set[int] = set()
+        while stage is not None and pending:
+            k = pending.pop()
+            if k in again or stage > graph.last_stages[k]:
+                continue
+            again.add(k)
+            pending += [
+                j
+                for i in graph.inputs_of[k]
+                for j in (graph.node_of[i],)
+                if not crosses[i] and problem.may_recompute(j) and segment_of[j] == segment_of[k]
+            ]
+        found += [Restoration(stage, k, RECOMPUTE) for k in sorted(again) if stage is not None]
+    return found

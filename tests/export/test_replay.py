@@ -1,0 +1,159 @@
+"""Latent replay: steps on stored samples are those on their batches, and samples outlive cuts."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kit.digits import STEP, digit_batches, exporter, ran, with_frozen_front
+from kit.nor_flash import C
+from kit.programs import done, needs
+from kit.rotation import parts, rotating
+from poetmodel.device import Device
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step
+from poetmodel.export.replay import find_front
+from poetmodel.lowered.io import load_step
+
+SAMPLES = 6
+PLANS = {
+    "in RAM": {"ram": "150%", "commit": True, "replay": SAMPLES},
+    "paged": {"ram": "90%", "recompute": False, "replay": SAMPLES},
+    "recomputed": {"ram": "90%", "commit": True, "replay": SAMPLES},
+    "in place": {"ram": "90%", "device": "nano33ble", "commit": True, "replay": SAMPLES},
+    "dma": {"ram": "90%", "device": "stm32h743", "commit": True, "replay": SAMPLES},
+    "tiles": {"ram": "150%", "tile": 1024, "commit": True, "replay": SAMPLES},
+}
+FLASHES = {"alone": (4, 4096, 4096), "shared": (16, 256, 65536), "several blocks": (8, 64, 1024)}
+"""Write unit, what an operation programs, erase block [B]; of which samples take a part or more."""
+CUTS = 900
+PARTS = 8
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Return what runs an application on flash of a kind, by the name of its plan."""
+    needs("cc")
+    folders, made = exporter(tmp_path_factory, PLANS), {}
+
+    def run(plan, flash, *words, flags=()):
+        key = plan, flash, flags
+        if key not in made:
+            unit, operation, block = FLASHES[flash]
+            folder, app = folders(plan), tmp_path_factory.mktemp("flash") / "app"
+            sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
+            own = [f"-D{macro}={size}u" for macro, size in sizes.items()]
+            includes = (f"-I{folder / 'include'}", f"-I{folder}")
+            main = str(__file__).replace("test_replay.py", "library/replay.c")
+            sources = [p for p in folder.glob("src/*.c") if p.name != "pm_replay.c"]
+            done([*C, *own, *flags, *includes, *sources, main, "-lm", "-o", app], folder)
+            made[key] = app
+        return done([made[key], *words], made[key].parent)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("plan", "flags"),
+    rotating(
+        [*((plan, ()) for plan in PLANS), ("recomputed", ("-DPM_REAL=double",))],
+        {("paged", ()), ("in place", ())},
+    ),
+)
+def test_steps_on_samples_have_the_bits_of_steps_on_batches(programs, plan, flags):
+    """Losses and state, whole and in slices; a sample that is refused changes nothing."""
+    assert programs(plan, "shared", "bits", flags=flags) == "equal\n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "flash"),
+    rotating([("in RAM", flash) for flash in FLASHES], {("in RAM", "several blocks")}),
+)
+@parts(PARTS)
+def test_no_cut_mixes_samples(programs, plan, flash, part):
+    """A restart finds the samples of before or those with one more, and goes on from there."""
+    count = part.share(CUTS // len(FLASHES)) + 1
+    said = programs(plan, flash, "cuts", str(part.number * count), str(count))
+    assert said == f"{count} trials\n"
+
+
+def test_all_samples_are_equally_likely(programs):
+    """Of 18 offered six are there, each in a third of the seeds; draws are even."""
+    said = programs("in RAM", "shared", "chance").splitlines()
+    kept, drawn = (np.array(line.split(), float) for line in said)
+    assert kept.sum() == 4000 * SAMPLES
+    spread = np.sqrt(4000 / 3 * 2 / 3)
+    assert np.abs(kept - 4000 / 3).max() < 5 * spread
+    assert np.abs(drawn - 4000 / SAMPLES).max() < 5 * np.sqrt(4000 / SAMPLES)
+
+
+def test_front_is_cut_where_a_sample_is_the_smallest():
+    """Behind the pool, whose results are a quarter of the convolution's; labels are kept too."""
+    step = with_frozen_front(load_step(STEP))
+    front = find_front(step)
+    assert front is not None
+    assert front.outputs == ("2/max_pool2d_with_indices:0",)
+    assert [step.inputs[k].name for k in front.inputs] == ["inputs[1]"]
+    names = {step.graph.nodes[k].name for k in front.nodes}
+    assert names == {"0/convolution", "1/relu", "2/max_pool2d_with_indices"}
+    assert find_front(load_step(STEP)) is None
+
+
+def test_manifest_states_both_ways(tmp_path):
+    """RAM, instructions and storage, and the header says as much as the manifest."""
+    made = export_step(with_frozen_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["in RAM"])
+    document = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
+    found = document["replay"]
+    assert found["sample_bytes"] == 2304 + 16 + 4
+    assert found["stored_bytes"] == made.replay_bytes == SAMPLES * 4096 + 4096
+    for key in ("ram_bytes", "instructions", "nodes"):
+        assert found["stored_step"][key] < found["step"][key]
+    assert found["step"]["ram_bytes"] + document["ram"]["free"] == document["budget"]["ram_bytes"]
+    header = (tmp_path / "include" / "pm.h").read_text(encoding="utf-8")
+    assert int(re.findall(r"STORED_BYTES (\d+)u", header)[0]) == made.stored_bytes
+    assert found["sample_id"] in header
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [Target.HOST_DOUBLE, Target.M4, Target.M3, Target.M7])
+def test_boards_train_on_stored_samples(tmp_path, target):
+    """By the program of a folder: the same losses and state, for fewer instructions."""
+    needs(target)
+    export_step(with_frozen_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["paged"])
+    batches = digit_batches(SAMPLES, seed=2)
+    if target is Target.HOST_DOUBLE:
+        size = len(batches) // SAMPLES
+        rows = (batches[k : k + size] for k in range(0, len(batches), size))
+        batches = b"".join(
+            np.frombuffer(r[:-16], "<f4").astype("<f8").tobytes() + r[-16:] for r in rows
+        )
+    given = {"target": target, "inputs": batches, "steps": SAMPLES, "settings": ("POISON=1",)}
+    whole, stored = ran(tmp_path, **given), ran(tmp_path, words=("stored",), **given)
+    assert stored.losses == whole.losses
+    assert stored.state == whole.state
+    if target.is_board:
+        front = whole.figures["step_instructions"] - stored.figures["step_instructions"]
+        said = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))["replay"]
+        expected = said["step"]["instructions"] - said["stored_step"]["instructions"]
+        assert target is Target.M3 or front == pytest.approx(expected, rel=0.2)
+
+
+def test_steps_without_a_front_or_storage_are_refused(tmp_path):
+    """One sentence each, and no folder."""
+    step, folder = with_frozen_front(load_step(STEP)), tmp_path / "folder"
+    with pytest.raises(InputError, match="has no frozen front"):
+        export_step(load_step(STEP), folder, replay=4)
+    with pytest.raises(InputError, match="has no optimizer"):
+        export_step(replace(step, learning_rate=None), folder, replay=4)
+    for samples in (-1, 70_000, 1.5):
+        with pytest.raises(InputError, match="replay: expected a number of samples"):
+            export_step(step, folder, replay=samples)
+    with pytest.raises(InputError, match="forgets without power"):
+        export_step(step, folder, replay=4, device="rp2350-psram")
+    board = replace(Device.load("nrf52840"), storage=None)
+    with pytest.raises(InputError, match="no storage for samples"):
+        export_step(step, folder, replay=4, device=board)
+    assert not folder.exists()

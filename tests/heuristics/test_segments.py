@@ -1,0 +1,74 @@
+"""Schedules by segments: recurrences of many steps get one within a fraction of their RAM."""
+
+from dataclasses import replace
+
+import pytest
+
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.heuristics.segments import checkpoint_segments
+from poetmodel.problem import Problem
+from poetmodel.schedule import check_schedule
+
+STATE_BYTES, GATES_BYTES = 100, 700
+
+
+def recurrence(steps):
+    """Return a recurrence: each step makes gates, then the next state; both gradients read both."""
+
+    def node(name, size_bytes, inputs, phase):
+        made = Tensor(name=name, bytes=size_bytes)
+        return Node(name=name, op="step", phase=phase, inputs=inputs, outputs=(made,), flops=100)
+
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    nodes = [node("state0", STATE_BYTES, (), forward)]
+    for k in range(1, steps + 1):
+        nodes.append(node(f"gates{k}", GATES_BYTES, (f"state{k - 1}",), forward))
+        nodes.append(node(f"state{k}", STATE_BYTES, (f"gates{k}",), forward))
+    gradient = f"state{steps}"
+    for k in range(steps, 0, -1):
+        read = tuple(dict.fromkeys((f"gates{k}", f"state{k - 1}", gradient)))
+        gradient = f"gradient{k}"
+        nodes.append(node(gradient, STATE_BYTES, read, backward))
+    return Graph(name="recurrence", nodes=tuple(nodes))
+
+
+def problem_of(graph, **limits):
+    """Return the problem of least time, every node as long as the next."""
+    times = [1.0] * len(graph.nodes)
+    costs = Costs.from_arrays(graph, compute_time_s=times, compute_energy_j=times)
+    return Problem(graph, costs, paging=False, **limits)
+
+
+@pytest.mark.parametrize("steps", [100, 200])
+def test_recurrences_get_schedules_within_a_fraction_of_their_ram(steps):
+    """A fifth of keep-all is enough, and no node of the forward pass runs three times."""
+    graph = recurrence(steps)
+    problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) // 5, minimize="time")
+    schedule = checkpoint_segments(problem)
+    assert not check_schedule(problem, schedule).violations
+    recomputed = [k for t, k in schedule.R if k < t]
+    assert len(recomputed) == len(set(recomputed)) > 0
+
+
+def test_least_ram_of_a_recurrence_is_near_that_of_the_best_segments():
+    """With √n segments a chain needs about 2√n steps in RAM (Chen et al., 2016)."""
+    graph = recurrence(100)
+    problem = problem_of(graph, ram="100%", minimize="ram")
+    schedule = checkpoint_segments(problem)
+    verdict = check_schedule(problem, schedule)
+    assert not verdict.violations
+    peak_bytes = verdict.simulation.peak_ram_bytes
+    # 10 segments: 10 states kept, and 10 steps of one segment with their gates; repair goes lower.
+    segment_bytes = 10 * (STATE_BYTES + GATES_BYTES)
+    assert floor(graph).bytes <= peak_bytes <= 10 * STATE_BYTES + segment_bytes + 2 * GATES_BYTES
+
+
+def test_nothing_is_cut_where_that_cannot_help():
+    """Small graphs, those that fit, and those without recomputation have no such schedule."""
+    large, small = recurrence(100), recurrence(20)
+    limited = problem_of(large, ram="50%", minimize="time")
+    assert checkpoint_segments(limited) is not None
+    assert checkpoint_segments(replace(limited, ram="100%")) is None
+    assert checkpoint_segments(replace(limited, recompute=False)) is None
+    assert checkpoint_segments(problem_of(small, ram="50%", minimize="time")) is None

@@ -1,0 +1,334 @@
+"""Int8 layers that train: their gradients, their updates, and steps of networks of them."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import poetmodel.torch as pmt
+from poetmodel.errors import InputError
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.gradients import update_16_bits, update_stochastic
+from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.training import TrainedLayer
+
+pytest.importorskip("torchao")
+
+
+def network():
+    """Return convolutions of each kind, pools, and a linear layer, in evaluation mode."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.ReLU6(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+    )
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Return four batches of images."""
+    torch.manual_seed(1)
+    return [torch.randn(4, 3, 12, 12) for _ in range(4)]
+
+
+@pytest.fixture(scope="module")
+def trained(batches):
+    """Return a network in int8 all of whose layers train."""
+    return pmt.quantized(network(), batches, train="all")
+
+
+@pytest.fixture
+def step(trained, batches):
+    """Return a copy of the network, and a batch with labels."""
+    return copy.deepcopy(trained), batches[0], torch.tensor([0, 1, 2, 3])
+
+
+def loss_of(model, x, y):
+    """Return the loss of a batch, after its backward pass."""
+    model.zero_grad()
+    loss = functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss.item()
+
+
+def integers(*shape, low=-128, high=128):
+    """Return random whole numbers of int8."""
+    return torch.randint(low, high, shape, dtype=torch.int8)
+
+
+# -- operators -------------------------------------------------------------------------------------
+GEOMETRIES = [
+    ((1, 1), (1, 1, 1, 1), (1, 1)),
+    ((2, 2), (0, 1, 1, 2), (1, 1)),
+    ((2, 1), (1, 0, 0, 1), (1, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("groups", "geometry"), list(itertools.product((1, 2, 4), GEOMETRIES)), ids=str
+)
+def test_gradients_of_convolutions_are_those_of_real_values(groups, geometry):
+    """On whole numbers, whose sums are exact, with the bits of PyTorch's autograd."""
+    torch.manual_seed(2)
+    stride, (above, below, left, right), dilation = geometry
+    x, zero = integers(2, 7, 8, 4), 3
+    weight = integers(8, 3, 3, 4 // groups, low=-127)
+    real = ((x.to(torch.int32) - zero).float()).permute(0, 3, 1, 2).requires_grad_()
+    filters = weight.float().permute(0, 3, 1, 2).requires_grad_()
+    padded = functional.pad(real, (left, right, above, below))
+    y = functional.conv2d(padded, filters, None, stride, 0, dilation, groups)
+    gradient = torch.randint(-3, 4, y.shape).float()
+    y.backward(gradient)
+    last = gradient.permute(0, 2, 3, 1).contiguous()
+    placed = (list(stride), [above, below, left, right], list(dilation), groups)
+    ones = torch.ones(8)
+    of_input = operator("convolution_input_gradient")(last, weight, ones, [7, 8], *placed)
+    assert torch.equal(of_input.permute(0, 3, 1, 2), real.grad)
+    of_weight = operator("convolution_weight_gradient")(last, x, 1.0, zero, [3, 3], *placed)
+    assert torch.equal(of_weight.permute(0, 3, 1, 2), filters.grad)
+    if groups == 4:
+        depthwise = integers(3, 3, 4, low=-127)
+        of_input = operator("convolution_input_gradient")(
+            last[..., :4].contiguous(), depthwise, ones[:4], [7, 8], *placed
+        )
+        filters = depthwise.permute(2, 0, 1)[:, None].float()
+        padded = functional.pad(real.detach().requires_grad_(), (left, right, above, below))
+        padded.retain_grad()
+        functional.conv2d(padded, filters, None, stride, 0, dilation, 4).backward(gradient[:, :4])
+        inner = padded.grad[:, :, above : above + 7, left : left + 8]
+        assert torch.equal(of_input.permute(0, 3, 1, 2), inner)
+
+
+def test_gradients_of_linear_layers_are_those_of_real_values():
+    """Scales of each result meet the gradient; the scale of the input meets the sum."""
+    torch.manual_seed(3)
+    x, weight, scales = integers(5, 6), integers(4, 6, low=-127), torch.tensor([0.5, 1, 2, 4])
+    gradient = torch.randint(-3, 4, (5, 4)).float()
+    of_input = operator("pointwise_input_gradient")(gradient, weight, scales)
+    assert torch.equal(of_input, (gradient * scales) @ weight.float())
+    of_weight = operator("pointwise_weight_gradient")(gradient, x, 0.25, -7)
+    assert torch.equal(of_weight, gradient.T @ (x.float() + 7) * 0.25)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_gradients_of_pools_are_those_of_real_values(padding):
+    """Means share a gradient; of equal maxima the first one has it, as in PyTorch."""
+    torch.manual_seed(4)
+    x = integers(2, 6, 6, 3, low=-3, high=4)
+    x[0, 0] = -128
+    real = x.float().permute(0, 3, 1, 2).requires_grad_()
+    window, around = [3, 3], [padding] * 4
+    y = functional.max_pool2d(real, 3, 2, padding)
+    gradient = torch.randint(-3, 4, y.shape).float()
+    y.backward(gradient)
+    last = gradient.permute(0, 2, 3, 1).contiguous()
+    numbers = (window, [2, 2], around)
+    found = operator("maximum")(x, *numbers, [1, 1])
+    mine = operator("maximum_gradient")(last, x, found, *numbers, [1, 1])
+    assert torch.equal(mine.permute(0, 3, 1, 2), real.grad)
+    real.grad = None
+    functional.avg_pool2d(real, 3, 2, padding).backward(gradient * 9)
+    mine = operator("average_gradient")(last * 9, [6, 6], *numbers)
+    assert torch.equal(mine.permute(0, 3, 1, 2), real.grad)
+
+
+def test_bytes_at_a_limit_have_no_gradient():
+    """The limits are those of the layer; NaN stays where it is between them."""
+    y = torch.tensor([-128, -10, -9, 0, 99, 100, 127], dtype=torch.int8)
+    gradient = torch.full((7,), 2.0)
+    gradient[3] = torch.nan
+    masked = operator("mask")(gradient, y, -10, 100)
+    assert masked[[0, 1, 5, 6]].tolist() == [0.0] * 4
+    assert masked[[2, 4]].tolist() == [2.0, 2.0]
+    assert masked[3].isnan()
+
+
+# -- updates ---------------------------------------------------------------------------------------
+def test_16_bits_of_a_weight_follow_their_definition():
+    """``w16 = clamp(rint(w16 - 256 change))``, its first byte half up; NaN counts 0."""
+    torch.manual_seed(5)
+    change = torch.cat((torch.randn(500), torch.tensor([0.5, -0.5, 1e9, -1e9, torch.nan]) / 256))
+    change[-3:-1] *= 256
+    whole = torch.randint(-127 * 256, 127 * 256 + 1, change.shape)
+    high = (whole + 128) >> 8
+    weight, residual = high.to(torch.int8), (whole - high * 256).to(torch.int8)
+    update_16_bits(weight, residual, change)
+    moved = np.rint(whole.numpy().astype(np.float32) - np.nan_to_num(change.numpy()) * 256)
+    wanted = np.clip(moved, -127 * 256, 127 * 256).astype(int)
+    assert (weight.numpy().astype(int) * 256 + residual.numpy() == wanted).all()
+    assert (weight.numpy() == (wanted + 128) >> 8).all()
+
+
+def test_stochastic_rounding_keeps_the_mean():
+    """A change of a tenth of a step moves a tenth of the weights by one; limits hold."""
+    torch.manual_seed(6)
+    weight = torch.zeros(20_000, dtype=torch.int8)
+    update_stochastic(weight, torch.rand(weight.shape), torch.full(weight.shape, 0.1))
+    assert set(weight.tolist()) == {-1, 0}
+    assert float(weight.float().mean()) == pytest.approx(-0.1, abs=0.01)
+    update_stochastic(weight, torch.rand(weight.shape), torch.full(weight.shape, 1e9))
+    assert set(weight.tolist()) == {-127}
+
+
+# -- networks --------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_network_without_headroom_has_the_bytes_of_the_frozen_one(batches):
+    """Forward is that of a quantized front, bit for bit."""
+    frozen = pmt.quantized(network(), batches)
+    trains = pmt.quantized(network(), batches, train="all", headroom=1.0)
+    assert not list(frozen.parameters())
+    assert torch.equal(trains(batches[1]), frozen(batches[1]))
+
+
+def test_gradients_are_near_those_of_float(trained, batches):
+    """They point the same way: cosines of weights and biases of each layer."""
+    model, x, y = network(), batches[0], torch.tensor([0, 1, 2, 3])
+    layers = trained.trained_layers()
+    loss_of(trained, x, y)
+    loss_of(model, x, y)
+    for name in ("3", "6", "10"):
+        layer, real = layers[name], model.get_submodule(name)
+        if layer.operator == "depthwise":
+            gradient = layer.weight_gradient.grad.permute(2, 0, 1).flatten()
+        else:
+            gradient = layer.weight_gradient.grad.flatten()
+        pairs = ((gradient, real.weight.grad.flatten()), (layer.bias.grad, real.bias.grad))
+        for mine, theirs in pairs:
+            assert functional.cosine_similarity(mine, theirs, dim=0) > 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", ["16 bits", "stochastic"])
+def test_network_learns(batches, rounding):
+    """The loss of a batch falls, its weights stay int8, and nothing of their size is float."""
+    model = pmt.quantized(network(), batches, train="all", rounding=rounding)
+    y = torch.tensor([0, 1, 2, 3])
+    optimizer = pmt.QuantizedSGD(model, lr=1.0)
+    first = loss_of(model, batches[0], y)
+    for _ in range(40):
+        optimizer.step()
+        last = loss_of(model, batches[0], y)
+    assert last < 0.8 * first
+    for layer in model.trained_layers().values():
+        assert layer.weight.dtype == torch.int8
+        assert layer.weight_gradient.untyped_storage().nbytes() == 4
+        assert hasattr(layer, "residual") == (rounding == "16 bits")
+
+
+def test_layers_in_front_stay_as_they_are(batches):
+    """With ``last-1`` only the end has parameters, and gradients end there."""
+    model = pmt.quantized(network(), batches, train="last-1")
+    assert list(model.trained_layers()) == ["10"]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = pmt.QuantizedSGD(model, lr=1.0)
+    loss_of(model, batches[0], torch.tensor([0, 1, 2, 3]))
+    optimizer.step()
+    changed = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
+    assert changed <= {"10.weight", "10.residual", "10.bias"}
+    assert {"10.residual", "10.bias"} <= changed
+
+
+def test_frozen_layers_between_trained_ones_pass_gradients_on(batches):
+    """Patterns choose layers; what is behind the first one passes the gradient on."""
+    model = pmt.quantized(network(), batches, train=["0", "10"])
+    assert list(model.trained_layers()) == ["0", "10"]
+    loss_of(model, batches[0], torch.tensor([0, 1, 2, 3]))
+    assert model.get_submodule("0").weight_gradient.grad.abs().max() > 0
+
+
+def test_weight_decay_takes_real_weights(step):
+    """Without a gradient a weight shrinks by the rate times the decay, residual included."""
+    model, x, _ = step
+    layer = model.get_submodule("6")
+    before = layer.real_weight()
+    layer.update(torch.zeros(layer.weight.shape), 0.5, weight_decay=0.1)
+    off = (layer.real_weight() - before * 0.95).abs() / layer.weight_scale[:, None]
+    assert off.max() <= 0.5 / 256 + 1e-6
+    assert x is not None
+
+
+# -- compiled steps --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"clip_grad_norm": 0.05}, marks=pytest.mark.slow)], ids=str
+)
+def test_compiled_steps_have_the_bits_of_eager(step, options):
+    """State, moments of nothing, and losses of five steps, with weight decay."""
+    model, x, y = step
+    twin = copy.deepcopy(model)
+    optimizer = pmt.QuantizedSGD(model, lr=0.5, weight_decay=1e-3)
+    own = pmt.QuantizedSGD(twin, lr=0.5, weight_decay=1e-3)
+    compiled = pmt.compile(
+        twin, functional.cross_entropy, (x, y), ram="100%", optimizer=own, **options
+    )
+    for _ in range(5):
+        loss = loss_of(model, x, y)
+        if options:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad_norm"])
+        optimizer.step()
+        assert float(compiled(x, y)) == loss
+    for (name, mine), theirs in zip(
+        model.state_dict().items(), twin.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
+
+
+def test_traced_step_has_its_label_and_int8_state(step):
+    """Weights and residuals are state of one byte each, and results say what they are."""
+    model, x, y = step
+    optimizer = pmt.QuantizedSGD(model, lr=0.5)
+    graph = pmt.trace(model, functional.cross_entropy, (x, y), optimizer=optimizer).graph
+    assert graph.exactness.startswith("int8 weights")
+    count = sum(layer.weight.numel() for layer in model.trained_layers().values())
+    replaced = {graph.tensors[i].name: graph.tensors[i].bytes for i in graph.state_tensors}
+    of_weights = [size for name, size in replaced.items() if name.endswith(("weight", "residual"))]
+    assert sum(of_weights) == 2 * count
+
+
+# -- refusals --------------------------------------------------------------------------------------
+def test_refusals_are_sentences(step, batches, told):
+    """Layers, roundings and factors that there are none of; optimizers without an update."""
+    model, x, y = step
+    given = (functional.cross_entropy, (x, y))
+    calls = {
+        "name": lambda: pmt.quantized(network(), batches, train="conv*"),
+        "last": lambda: pmt.quantized(network(), batches, train="last-9"),
+        "rounding": lambda: pmt.quantized(network(), batches, train="all", rounding="nearest"),
+        "headroom": lambda: pmt.quantized(network(), batches, train="all", headroom=0.5),
+        "rate": lambda: pmt.QuantizedSGD(model, lr=-1.0),
+    }
+    for name, call in calls.items():
+        with told.raises(InputError, name):
+            call()
+    parameters = list(model.parameters())
+    optimizers = {
+        "adam": torch.optim.Adam(parameters),
+        "momentum": torch.optim.SGD(parameters, momentum=0.9),
+    }
+    for name, optimizer in optimizers.items():
+        with told.raises(CaptureError, name):
+            pmt.compile(model, *given, ram="100%", optimizer=optimizer)
+    with told.raises(CaptureError, "input"):
+        model(x.clone().requires_grad_())
+
+
+def test_layer_alone_is_a_layer_of_a_front(step):
+    """A trained layer that is called by itself returns its bytes."""
+    model, _, _ = step
+    layer = model.get_submodule("6")
+    assert isinstance(layer, TrainedLayer)
+    x = integers(1, 2, 2, 8)
+    assert layer(x).dtype == torch.int8
