@@ -92,7 +92,7 @@ class TileChoice:
     WHOLE: ClassVar[TileChoice]
     """No tiles."""
     AUTO: ClassVar[TileChoice]
-    """The largest tiles that fit a device."""
+    """Tiles of a size that fits a device."""
 
     @classmethod
     def parse(cls, value: str | int | TileChoice | None) -> TileChoice:

@@ -16,11 +16,12 @@ from kit.traced_models import Through
 from poetmodel.budgets import TileChoice
 from poetmodel.device.io import load_device
 from poetmodel.errors import BudgetError, InputError
+from poetmodel.export.deployment import reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Phase, floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.plan.alignment import ALIGNMENT
-from poetmodel.tiling.choice import chosen_tiles, in_tiles, needed_bytes
+from poetmodel.tiling.choice import MAX_CANDIDATES, chosen_tiles, in_tiles, needed_bytes
 from poetmodel.tiling.tiles import different_tiles, tiled, tiled_floor_bytes
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
@@ -366,8 +367,8 @@ def test_what_cannot_be_split_stays_whole():
         in_tiles(clipped, "auto")
 
 
-def test_auto_is_the_largest_size_that_fits(tmp_path):
-    """It is chosen where the whole step does not fit, printed and kept; less is refused."""
+def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
+    """From the largest on; only where the whole step does not fit. Less RAM is refused."""
     step, device = lowered(residual), load_device("nrf52840")
     whole = needed_bytes(step, device, paging=True)
     auto, none = TileChoice.AUTO, TileChoice.WHOLE
@@ -377,8 +378,15 @@ def test_auto_is_the_largest_size_that_fits(tmp_path):
     assert needed_bytes(found, device, paging=True) < whole
     assert needed_bytes(tiled(step, size * 2), device, paging=True) >= whole
     deployment = export_step(step, tmp_path / "auto", ram="14KiB", gap=0.5)
-    assert deployment.tile_bytes == 3072
-    assert deployment.step.graph.sha256 == tiled(step, 3072).graph.sha256
+    tried = {trial.tile_bytes: trial.value for trial in deployment.tile_trials}
+    assert 1 < len(tried) <= MAX_CANDIDATES
+    assert next(iter(tried)) == 3072
+    assert tried[deployment.tile_bytes] == min(tried.values())
+    size = deployment.tile_bytes
+    assert deployment.step.graph.sha256 == tiled(step, size).graph.sha256
+    for size in tried:
+        most = deployment.ram_bytes - reserved_bytes(step, deployment.stack_bytes)
+        assert needed_bytes(tiled(step, size), device, paging=True) <= most
     with pytest.raises(BudgetError, match=r"one node alone of the step, whole, needs"):
         export_step(step, tmp_path / "none", ram="14KiB", tile="none")
     with pytest.raises(BudgetError, match=r"one node alone of the step, in tiles of \d"):

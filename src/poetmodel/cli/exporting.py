@@ -455,6 +455,14 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     yield row("nodes", str(len(graph.nodes)), again)
     if deployment.tile_bytes is not None:
         yield row("tiles", format_bytes(deployment.tile_bytes), f"--tile {deployment.tile_bytes}B")
+    if deployment.tile_trials and result is not None:
+        show = result.problem.objective.format
+        tried = (
+            f"{format_bytes(trial.tile_bytes)}: "
+            + ("no schedule" if trial.value is None else show(trial.value))
+            for trial in deployment.tile_trials
+        )
+        yield row("tiles tried", "; ".join(tried), "for a share of the time")
     first = plan.first_reads(graph)  # of state, a page-in like any other
     times[Op.PAGE_IN] += sum(op == Op.COMPUTE and k in first for op, k in plan.program)
     yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))

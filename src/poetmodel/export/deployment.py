@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Device
     from poetmodel.export.migration import Migration
     from poetmodel.export.replay import Replay
+    from poetmodel.export.tile_trials import TileTrial
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
@@ -87,6 +88,8 @@ class Deployment:
     """What is reserved for the stack [B]."""
     tile_bytes: int | None = None
     """The size of the tiles that the step is in [B]; None where it is whole."""
+    tile_trials: tuple[TileTrial, ...] = ()
+    """Sizes of tiles that were tried for ``auto``; empty where there was no choice."""
     device: Device | None = None
     result: SolveResult | None = None
     commit: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_profile
-from poetmodel.errors import BudgetError, InputError, VerificationError, listed
+from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.codes import with_codes
 from poetmodel.export.deployment import (
@@ -29,6 +30,7 @@ from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_source, migration_of
 from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
+from poetmodel.export.tile_trials import cheapest_tiles
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
@@ -39,10 +41,10 @@ from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
-from poetmodel.tiling.choice import chosen_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from poetmodel.device import Device
     from poetmodel.export.replay import Replay
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
     from poetmodel.solver.request import OnProgress
 
 DEVICE = "nrf52840"
@@ -134,8 +137,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         What to reserve for the stack. Default: 1536 bytes, 2048 with `commit`.
     tile : str or int, optional
         Largest tensor, such as ``32KiB``: parameters and activations that are larger are in slices
-        of channels, as far as kernels take these. ``none`` or None for whole ones, ``auto`` for the
-        largest size with which the minimum RAM fits, none if that does without. Default: ``auto``.
+        of channels, as far as kernels take these. ``none`` or None for whole ones. ``auto``
+        leaves them whole if the minimum RAM fits so; else it solves with up to four sizes that fit
+        for a share of the time, and takes the one with the best schedule. Default: ``auto``.
     paging, recompute : bool
         Whether tensors may be paged, and computed again.
     minimize : {'energy', 'time', 'ram', 'writes'}
@@ -237,7 +241,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     step = with_codes(with_byte_inputs(step, byte_inputs))
     commit = commit or commit_every > 1
     source = _migration_source(migrate_from, board, commit=commit)
-    stored = _sample_storage(step, replay, board, commit=commit)
+    sample_storage = partial(_sample_storage, samples=replay, device=board, commit=commit)
+    stored = sample_storage(step)
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
     reserved = reserved_bytes(step, stack, stored)
@@ -267,19 +272,27 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
         check_flash(_with_sizes(deployment, first), at_least=True)  # of no tiles, which need more
-    tile_bytes, step = chosen_tiles(step, choice, board, room_bytes=room, paging=pages)
+
+    def stated(step: LoweredStep) -> Problem:
+        return Problem(
+            step.graph,
+            _costs(step, board, profile),
+            ram=room,
+            deadline=deadline,
+            recompute=recompute,
+            paging=pages,
+            minimize=minimize,
+            commit=commit_every if commit else None,
+        )
+
+    with_tiles = partial(_with_tiles, deployment, stored=sample_storage)
+    fitting = fitting_tiles(step, choice, board, room_bytes=room, paging=pages)
+    chosen = cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
+    tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
         first = Weights.of(step)
-        least_plan, no_addresses = smallest(step)
-        stored = _sample_storage(step, replay, board, commit=commit)
-        deployment = replace(
-            deployment,
-            step=step,
-            tile_bytes=tile_bytes,
-            plan=least_plan,
-            arena=no_addresses,
-            replay=stored,
-        )
+        deployment = replace(with_tiles(tile_bytes, step), tile_trials=chosen.trials)
+        stored = deployment.replay
     check_flash(_with_sizes(deployment, first), at_least=True)
     least = needed_bytes(step, board, paging=pages)
     if least > room:
@@ -302,20 +315,13 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             paging=pages,
             remedies=remedies,
         )
-    problem = Problem(
-        step.graph,
-        _costs(step, board, profile),
-        ram=room,
-        deadline=deadline,
-        recompute=recompute,
-        paging=pages,
-        minimize=minimize,
-        commit=commit_every if commit else None,
-    )
+    problem = stated(step)
     if problem.table.commit is not None:
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
     available = board.ram_bytes - reserved
-    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO, available_bytes=available)
+    result, plan, arena = _fitted(
+        problem, board, clock, STEP_RATIO, available_bytes=available, start=chosen.schedule
+    )
     stored = stored and in_plan_order(stored, step, plan)
     migration = None if source is None else migration_of(step, source)
     deployment = replace(
@@ -393,6 +399,40 @@ def check_export(folder: Path, **options: Any) -> Device:
     return board
 
 
+def _with_tiles(
+    deployment: Deployment,
+    tile_bytes: int | None,
+    step: LoweredStep,
+    *,
+    stored: Callable[[LoweredStep], Replay | None],
+) -> Deployment:
+    """Return a deployment of a step in tiles of a size [B], without decisions.
+
+    `stored` returns its storage of samples.
+    """
+    plan, arena = smallest(step)
+    cut = replace(deployment, step=step, tile_bytes=tile_bytes, replay=stored(step))
+    return replace(cut, plan=plan, arena=arena)
+
+
+def _within_flash(
+    fitting: list[tuple[int | None, LoweredStep]],
+    with_tiles: Callable[[int | None, LoweredStep], Deployment],
+) -> list[tuple[int | None, LoweredStep]]:
+    """Return the first size of tiles, and others for which the flash may have room."""
+    first, *others = fitting
+    return [first, *(each for each in others if _fits_flash(with_tiles(*each)))]
+
+
+def _fits_flash(deployment: Deployment) -> bool:
+    """Return whether the flash may have room for what every plan of a step needs there."""
+    try:
+        check_flash(_with_sizes(deployment, Weights.of(deployment.step)), at_least=True)
+    except FlashError:
+        return False
+    return True
+
+
 def _with_sizes(deployment: Deployment, weights: Weights) -> Deployment:
     """Return a deployment that knows what its program takes of flash."""
     source = StepSource(deployment, weights)
@@ -406,6 +446,7 @@ def _fitted(
     ratio: float = 1.0,
     *,
     available_bytes: int | None = None,
+    start: Schedule | None = None,
 ) -> tuple[SolveResult, Plan, Arena]:
     """Return a schedule with its plan and addresses, all checked; raise where there is none.
 
@@ -421,6 +462,7 @@ def _fitted(
         gap=clock.gap,
         on_progress=clock.on_progress,
         available_bytes=available_bytes,
+        start=start,
     )
     result.require_schedule()
     if plan is None or arena is None:

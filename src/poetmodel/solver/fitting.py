@@ -204,7 +204,11 @@ class _FittingSearch:
         clock: Request,
     ) -> None:
         self.problem, self.mode, self.alignment = problem, mode, alignment
-        self.solve, self.options, self.clock = solve, options, clock
+        self.solve, self.clock = solve, clock
+        self.start = options.get("start")
+        """Where the first solve begins; later ones may have other sizes."""
+        self.options = options.copy()
+        self.options.pop("start", None)
         self.usable_bytes = problem.usable_ram_bytes
         self.available_bytes: int | None = None
         """RAM for tensors that there is at most; None where that is not known."""
@@ -215,7 +219,7 @@ class _FittingSearch:
 
     def run(self, most_solves: int) -> Fitted:
         """Solve until the addresses fit, or nothing is left to try."""
-        first = self._solve_within(self.problem, FIRST_RATIO)
+        first = self._solve_within(self.problem, FIRST_RATIO, self.start)
         if first.schedule is None or first.violations:
             return Fitted(first, None, None)
         plan, arena = self._placed(first.schedule, self.usable_bytes)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_NODES: Final = 5000
 """Steps in tiles with more nodes are no candidates for ``auto``."""
+MAX_CANDIDATES: Final = 4
+"""Most sizes that are tried, from the largest that fits on."""
 
 
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
@@ -64,10 +66,7 @@ def chosen_tiles(
         in_place=paging and device.is_memory_mapped,
         resident=not paging,
     )
-    largest = max(step.graph.tensor_bytes)
-    each = (size for k in range(10, largest.bit_length()) for size in (2**k, 3 * 2 ** (k - 1)))
-    sizes = sorted((size for size in each if size < largest), reverse=True)
-    for size, found in different_tiles(step, sizes):
+    for size, found in different_tiles(step, _sizes(max(step.graph.tensor_bytes) - 1)):
         if len(found.graph.nodes) > MAX_NODES:
             break
         needed = needed_bytes(found, device, paging=paging)
@@ -76,6 +75,36 @@ def chosen_tiles(
         if least <= max(room_bytes, bound):
             break
     return best
+
+
+def fitting_tiles(
+    step: LoweredStep, choice: TileChoice, device: Device, *, room_bytes: int, paging: bool
+) -> list[tuple[int | None, LoweredStep]]:
+    """Return the sizes of tiles [B] to try, each with the step in them: first `chosen_tiles`.
+
+    With ``auto`` smaller sizes follow with which no node needs more than `room_bytes` either, if
+    that one fits: finer tiles leave schedules more choice, and coarser ones fewer nodes to compute.
+    """
+    first = chosen_tiles(step, choice, device, room_bytes=room_bytes, paging=paging)
+    largest, found = first
+    if not choice.is_auto or largest is None:
+        return [first]
+    if needed_bytes(found, device, paging=paging) > room_bytes:
+        return [first]
+    fitting = [first]
+    for size, smaller in different_tiles(step, _sizes(largest)):
+        if len(smaller.graph.nodes) > MAX_NODES or len(fitting) == MAX_CANDIDATES:
+            break
+        fits = needed_bytes(smaller, device, paging=paging) <= room_bytes
+        if size < largest and fits:
+            fitting.append((size, smaller))
+    return fitting
+
+
+def _sizes(most: int) -> list[int]:
+    """Return the sizes from 1 KiB to `most` that are tried, the largest first [B]."""
+    each = (size for k in range(10, 41) for size in (2**k, 3 * 2 ** (k - 1)))
+    return sorted((size for size in each if size <= most), reverse=True)
 
 
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:

@@ -1,0 +1,46 @@
+"""Sizes of tiles that are tried: the cheapest is taken, within a share of the time."""
+
+import time
+from dataclasses import replace
+
+from kit.worked import comb_problem
+from poetmodel.export.tile_trials import cheapest_tiles
+from poetmodel.solver import solve
+from poetmodel.solver.request import Request
+
+SIZES = (4096, 3072, 2048)
+
+
+def test_the_cheapest_size_is_taken_with_its_schedule():
+    """The largest of equal ones; a size that cannot be as cheap as one before ends early."""
+    wide, narrow = comb_problem(8, 13), comb_problem(8, 11)
+    values = {problem: solve(problem, gap=0.0).value for problem in (wide, narrow)}
+    assert values[wide] < values[narrow]
+    for problems, best in (((narrow, wide, wide), 1), ((wide, narrow, narrow), 0)):
+        told = []
+        chosen = cheapest_tiles(
+            list(zip(SIZES, problems, strict=True)),
+            lambda problem: problem,
+            Request(gap=0.0, time_limit_s=60.0, on_progress=told.append),
+        )
+        assert (chosen.tile_bytes, chosen.step) == (SIZES[best], problems[best])
+        assert chosen.schedule is not None
+        assert told
+        assert [trial.tile_bytes for trial in chosen.trials] == list(SIZES)
+        least = values[wide]
+        for trial, problem in zip(chosen.trials, problems, strict=True):
+            assert trial.bound <= values[problem] * (1 + 1e-9)
+            known = trial.value is not None and trial.value <= least * (1 + 1e-9)
+            assert known == (problem is wide) or trial.bound >= least * (1 - 1e-9)
+
+
+def test_a_single_size_is_not_tried():
+    """Neither is any where the time is over: the largest is taken then."""
+    problem, late = comb_problem(8, 13), Request(started_s=time.monotonic() - 100.0)
+    for candidates in ([(None, problem)], [(4096, problem)]):
+        chosen = cheapest_tiles(candidates, lambda problem: problem, Request())
+        assert (chosen.tile_bytes, chosen.step) == candidates[0]
+        assert (chosen.trials, chosen.schedule) == ((), None)
+    both = [(4096, problem), (2048, replace(problem))]
+    chosen = cheapest_tiles(both, lambda problem: problem, late)
+    assert (chosen.tile_bytes, chosen.trials) == (4096, ())
