@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.migration import Piece
+    from poetmodel.export.migration import CarriedPiece
     from poetmodel.export.templates import Words
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep, Weights
@@ -276,7 +276,7 @@ class StepSource:
             )
         yield from self._gradients()
 
-    def _migrated(self, piece: Piece) -> str:
+    def _migrated(self, piece: CarriedPiece) -> str:
         buffer = self._buffers.index(piece.buffer)
         numbers = (buffer, piece.first, piece.count, piece.tensor, piece.offset)
         return f"{{{', '.join(map(str, numbers))}}}"
