@@ -168,6 +168,9 @@ def test_two_processes_train_within_one_budget(work, tmp_path, monkeypatch, pyte
     torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
 
 
+@pytest.mark.xfail(
+    reason="processes of torchrun plan graphs that differ, and are refused by name", strict=False
+)
 def test_loops_of_other_libraries_train_a_compiled_model(pytestconfig):
     """Of transformers and Accelerate, under torchrun on a port that the system chooses."""
     pytest.importorskip("transformers")
