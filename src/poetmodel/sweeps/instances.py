@@ -98,6 +98,12 @@ def file_name(*words: object) -> str:
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
 
 
+def _unknown_problem(where: str, name: str, known: Iterable[str]) -> str:
+    """Return the fault of a name that no problem has, with the most similar name."""
+    hint = did_you_mean(name, known)
+    return f"{where}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
+
+
 # -- writing ---------------------------------------------------------------------------------------
 
 
@@ -126,10 +132,7 @@ def write_library(
     found = list(instances)
     names = [instance.name for instance in found]
     if unknown := [name for name in mps if name not in names]:
-        raise InputError(
-            f"--mps: no problem is called {name!r}; {did_you_mean(name, names)}".rstrip("; ")
-            for name in unknown
-        )
+        raise InputError(_unknown_problem("--mps", name, names) for name in unknown)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: expected an empty folder, or one that does not exist")
     for name in ("graphs", "costs", "devices", "mps"):
@@ -340,12 +343,7 @@ def check(folder: Path, solutions: Path) -> list[Checked]:
     if not by_name:
         raise InputError(f"{solutions}: expected solutions, NAME{SCHEDULE} or NAME{ORDER}")
     if unknown := [name for name in by_name if name not in lines]:
-        raise InputError(
-            f"{by_name[name]}: no problem is called {name!r}; {did_you_mean(name, lines)}".rstrip(
-                "; "
-            )
-            for name in unknown
-        )
+        raise InputError(_unknown_problem(str(by_name[name]), name, lines) for name in unknown)
     problems = _ProblemReader(folder)
     return [
         _checked(line, by_name[name], problems) for name, line in lines.items() if name in by_name

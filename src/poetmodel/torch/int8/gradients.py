@@ -69,25 +69,13 @@ def q8_convolution_input_gradient(
     The transposed convolution of ``gradient * scale`` with the weight. `weight` is in the order of
     `q8_conv2d`, or of `q8_depthwise` if it has three dimensions.
     """
-    stride, padding, dilation, groups = geometry
+    _, padding, _, groups = geometry
     filters = _filters(weight).float()
     channels = filters.shape[1] * groups
     above, below, left, right = padding
     padded = (image[0] + above + below, image[1] + left + right)
     like = gradient.new_empty((1,)).expand(gradient.shape[0], channels, *padded)
-    whole = torch.ops.aten.convolution_backward(
-        _channels_first(gradient * weight_scale),
-        like,
-        filters,
-        bias_sizes=None,
-        stride=stride,
-        padding=[0, 0],
-        dilation=dilation,
-        transposed=False,
-        output_padding=[0, 0],
-        groups=groups,
-        output_mask=[True, False, False],
-    )[0]
+    whole = _convolution_gradient(gradient * weight_scale, like, filters, geometry, 0)
     inner = whole[:, :, above : above + image[0], left : left + image[1]]
     return _channels_last(inner)
 
@@ -102,24 +90,12 @@ def q8_convolution_weight_gradient(
 
     The correlation of ``x - zero_x`` with the gradient, times the scale of x.
     """
-    stride, padding, dilation, groups = geometry
+    _, padding, _, groups = geometry
     above, below, left, right = padding
     of_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
     shape = (gradient.shape[3], x.shape[3] // groups, *window)
     like = gradient.new_empty((1,)).expand(shape)
-    filters = torch.ops.aten.convolution_backward(
-        _channels_first(gradient),
-        _channels_first(of_x),
-        like,
-        bias_sizes=None,
-        stride=stride,
-        padding=[0, 0],
-        dilation=dilation,
-        transposed=False,
-        output_padding=[0, 0],
-        groups=groups,
-        output_mask=[False, True, False],
-    )[1]
+    filters = _convolution_gradient(gradient, _channels_first(of_x), like, geometry, 1)
     return (filters * scale_x).permute(0, 2, 3, 1).contiguous()
 
 
@@ -202,10 +178,15 @@ def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
     whole = weight.to(torch.int32) * STEPS + residual
     most = MAX_WEIGHT * STEPS
     moved = torch.round(whole.float() - change.nan_to_num(0.0) * STEPS).clamp(-most, most)
-    whole = moved.to(torch.int32)
+    for old, new in zip((weight, residual), split_16_bits(moved), strict=True):
+        old.copy_(new)
+
+
+def split_16_bits(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights of 16 bits as two int8: 256 times the first, plus the second."""
+    whole = whole.to(torch.int32)
     high = (whole + STEPS // 2) >> 8
-    weight.copy_(high)
-    residual.copy_(whole - high * STEPS)
+    return high.to(torch.int8), (whole - high * STEPS).to(torch.int8)
 
 
 def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
@@ -215,6 +196,22 @@ def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
     """
     moved = torch.floor(weight.float() - change.nan_to_num(0.0) + draws)
     weight.copy_(moved.clamp(-MAX_WEIGHT, MAX_WEIGHT))
+
+
+def _convolution_gradient(
+    gradient: Tensor, x: Tensor, filters: Tensor, geometry: Sequence[Any], wanted: int
+) -> Tensor:
+    """Return the gradient of the padded input `x` (0) or of the filters (1).
+
+    Of the `wanted` one only the shape is read.
+    """
+    stride, _, dilation, groups = geometry
+    result: Tensor = torch.ops.aten.convolution_backward(
+        _channels_first(gradient), x, filters, bias_sizes=None, stride=stride, padding=[0, 0],
+        dilation=dilation, transposed=False, output_padding=[0, 0], groups=groups,
+        output_mask=[wanted == 0, wanted == 1, False],
+    )[wanted]  # fmt: skip
+    return result
 
 
 def _filters(weight: Tensor) -> Tensor:

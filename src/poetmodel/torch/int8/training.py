@@ -20,6 +20,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
+    split_16_bits,
     update_16_bits,
     update_stochastic,
 )
@@ -49,7 +50,9 @@ class TrainedLayer(QuantizedLayer):
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
-        weight, residual = _split(layer.weight, headroom)
+        # The same real weights, on coarser scales.
+        whole = torch.round(layer.weight.double() * (STEPS / headroom))
+        weight, residual = split_16_bits(whole)
         tensors = {"weight": weight, "scale": layer.scale * headroom}
         super().__init__(
             layer.operator,
@@ -132,13 +135,6 @@ def by_result(values: Tensor, weight: Tensor) -> Tensor:
     """Return a number for each result in a shape that broadcasts with a weight."""
     depthwise = weight.ndim == 3  # noqa: PLR2004 - rows, columns, channels
     return values if depthwise else values.view(-1, *[1] * (weight.ndim - 1))
-
-
-def _split(weight: Tensor, headroom: float) -> tuple[Tensor, Tensor]:
-    """Return a weight on a coarser scale as two int8: 256 times the first, plus the second."""
-    whole = torch.round(weight.double() * (STEPS / headroom)).to(torch.int32)
-    high = (whole + STEPS // 2) >> 8
-    return high.to(torch.int8), (whole - high * STEPS).to(torch.int8)
 
 
 # -- forward and backward of a layer ---------------------------------------------------------------
