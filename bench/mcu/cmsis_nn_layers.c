@@ -78,12 +78,14 @@ static void compute_ours(const layer_t *l)
 {
     const int32_t *s = l->shape;
     if (l->kind == DEPTHWISE) {
-        pm_q8_depthwise(ours, l->x, l->w, l->start, l->scale, l->bias, s, 1, l->zero_x, l->inverse, l->zero, -128, 127);
+        pm_q8_depthwise(ours, l->x, l->w, l->start, l->scale, l->bias, s, 1, s[3], l->zero_x, l->inverse, l->zero, -128,
+                        127);
     } else if (l->kind == POINTWISE) {
-        pm_q8_pointwise(ours, l->x, l->w, l->start, l->scale, l->bias, s[1] * s[2], s[0], s[3], l->inverse, l->zero,
-                        -128, 127);
+        pm_q8_pointwise(ours, l->x, l->w, l->start, l->scale, l->bias, s[1] * s[2], s[0], s[3], s[3], l->inverse,
+                        l->zero, -128, 127);
     } else {
-        pm_q8_conv2d(ours, l->x, l->w, l->start, l->scale, l->bias, s, 1, l->zero_x, l->inverse, l->zero, -128, 127);
+        pm_q8_conv2d(ours, l->x, l->w, l->start, l->scale, l->bias, s, 1, s[3], l->zero_x, l->inverse, l->zero, -128,
+                     127);
     }
 }
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +40,7 @@ from poetmodel.export.kernels import prototypes
 from poetmodel.export.source import StepSource
 from poetmodel.lowered import kernels as our
 from poetmodel.lowered.step import Weights
-from poetmodel.torch.lowering.inference import with_inference
+from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
@@ -136,6 +137,14 @@ def steps() -> Iterator[tuple[LoweredStep, tuple[dict[str, Any], ...]]]:
         yield captured(*small_networks.training(name), torch.optim.Adam, infer=True), ways[1:4]
     gradients = captured(*small_networks.training("lenet"), None, infer=True)
     yield gradients, tuple(way for way in ways[:5] if "commit" not in way)
+    frozen = captured(*small_networks.training("lenet"), frozen=4, evaluate=True)
+    both = {"evaluate": True, "commit": True, "migrate": True}
+    yield frozen, tuple({**way, "ram": "150%"} for way in (
+        {"evaluate": True}, {"evaluate": True, "commit": True}, {"commit": True, "migrate": True},
+        {"replay": 4}, {"commit": True, "replay": 4}, {"replay": 4, **both}, both,
+        {"device": "nano33ble", "replay": 4, **both}, {"device": "nano33ble", **both},
+        {"device": "nano33ble", "commit": True, "replay": 4},
+    ))  # fmt: skip
     for masks in (True, False):
         rows = (torch.randn(3, 6), torch.rand(3, 10))
         yield captured(Functions(6, 10), every_loss, rows, masks=masks), ways[:1]
@@ -155,10 +164,19 @@ def captured(
     *,
     infer: bool = False,
     masks: bool = True,
+    frozen: int = 0,
+    evaluate: bool = False,
 ) -> LoweredStep:
-    """Return a step whose updates follow a rule, with an inference where one is wanted."""
-    optimizer = None if rule is None else rule(model.parameters(), lr=0.01)
+    """Return a step whose updates follow a rule, with an inference where one is wanted.
+
+    So many parameters are `frozen`, from the first on.
+    """
+    for parameter in islice(model.parameters(), frozen):
+        parameter.requires_grad_(requires_grad=False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = None if rule is None else rule(trained, lr=0.01)
     step = lower(model, loss, inputs, optimizer=optimizer, masks=masks)
+    step = with_evaluation(step, model, loss, inputs) if evaluate else step
     return with_inference(step, model, loss, inputs) if infer else step
 
 
@@ -213,11 +231,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for step, ways in steps():
         for way in ways:
             with tempfile.TemporaryDirectory() as folder:
-                device = replace(load_device(way["device"]), flash=None)
+                device = replace(load_device(way.get("device", "nrf52840")), flash=None)
                 given = {"gap": 0.5, "time_limit": 20.0, **way, "device": device}
                 try:
-                    infer = step.inference is not None
-                    made = export_step(step, Path(folder), infer=infer, **given)
+                    given["infer"] = step.inference is not None
+                    if given.pop("migrate", False):
+                        given["migrate_from"] = Path(folder, "before")
+                        export_step(step, Path(folder, "before"), device=device, commit=True)
+                    made = export_step(step, Path(folder), **given)
                 except PoetModelError as error:
                     logging.info("%s %s: left out, %s", step.graph.name, way, error)
                     continue

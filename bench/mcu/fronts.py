@@ -7,6 +7,7 @@ torchao; steps need a C compiler, GCC for Arm and QEMU, and accuracy scikit-lear
 from __future__ import annotations
 
 import copy
+import json
 import statistics
 import tempfile
 import time
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 
 KIND: Final = "int8 front"
 """Kind of the records."""
-STEP, AGREEMENT, ACCURACY = PARTS = ("step", "agreement", "accuracy")
-"""A step on an emulated board; a front layer by layer beside PyTorch; an end that learns."""
+STEP, AGREEMENT, ACCURACY, REPLAY = PARTS = ("step", "agreement", "accuracy", "replay")
+"""A step on an emulated board; a front layer by layer beside PyTorch; an end that learns; a step on
+a stored sample beside a whole one."""
 NUMBERS: Final = ("float", "int8")
 ENDS: Final = {"mobilenetv2-035": 6, "mobilenetv1-vww": 9}
 """How many of the last modules of a network are trained: its last block and its head."""
@@ -67,6 +69,8 @@ ENDINGS: Final = (
     "the last layer, second half, float front",
 )
 """What learns new digits."""
+SAMPLES: Final = 2
+"""Stored samples of which each is trained on once."""
 CLASSES: Final = 5
 """Of the ten digits so many are those of the network, and the others those of its new end."""
 
@@ -102,6 +106,11 @@ def runs(parts: tuple[str, ...] = PARTS) -> Iterator[FrontRun]:
             found.append(FrontRun(part=STEP, network=network, size=size, numbers=numbers))
         found.append(FrontRun(part=AGREEMENT, network=network, size=size, repeats=CALIBRATION))
     found.append(FrontRun(part=ACCURACY, network="digits", size=8, repeats=SEEDS))
+    found += [
+        FrontRun(part=REPLAY, network=network, size=size)
+        for network, size in SIZES
+        if size == min(s for n, s in SIZES if n == network)
+    ]
     yield from (run for run in found if run.part in parts)
 
 
@@ -111,6 +120,7 @@ def smoke_runs() -> Iterator[FrontRun]:
     if find_spec("torchao"):
         yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32)
         yield FrontRun(part=AGREEMENT, network="mobilenetv1-vww", size=32)
+        yield FrontRun(part=REPLAY, network="mobilenetv1-vww", size=32)
         if find_spec("sklearn"):
             yield FrontRun(part=ACCURACY, network="digits", size=8)
 
@@ -120,7 +130,9 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     wanted = FrontRun(**fields)
     begun = time.perf_counter()
     torch.manual_seed(0)
-    of_part = {STEP: _of_step, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy}
+    of_part = {
+        STEP: _of_step, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy, REPLAY: _of_replay
+    }  # fmt: skip
     try:
         facts = of_part[wanted.part](wanted)
     except ToolchainError as error:
@@ -155,11 +167,18 @@ def training(wanted: FrontRun) -> Training:
 # -- a step on a board -----------------------------------------------------------------------------
 
 
-def _of_step(wanted: FrontRun) -> dict[str, Any]:
+def _lowered(wanted: FrontRun) -> tuple[LoweredStep, nn.Module, tuple[torch.Tensor, ...]]:
+    """Return the step of a network with SGD, the network, and a batch of one."""
     model, loss_fn, inputs = training(wanted)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
     step = lower(model, loss_fn, inputs, name=wanted.network, optimizer=optimizer)
+    return step, model, inputs
+
+
+def _of_step(wanted: FrontRun) -> dict[str, Any]:
+    step, model, inputs = _lowered(wanted)
+    trained = [p for p in model.parameters() if p.requires_grad]
     constants = {name for name in step.values if name not in step.graph.tensor_index}
     return {
         "parameters": sum(p.numel() for p in trained),
@@ -196,10 +215,8 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         folder = Path(name)
         options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
         deployment = export_step(step, folder, device=_roomy(), ram=ROOMY, **options)
-        arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
-        raw = b"".join(x.contiguous().numpy().tobytes() for x in arrays)
         given: dict[str, Any] = {
-            "inputs": raw,
+            "inputs": _bytes_of(inputs),
             "learning_rate": LEARNING_RATE,
             "time_limit_s": EMULATION_S,
         }
@@ -222,6 +239,46 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
         "losses": [board.losses[k] for k in sorted(board.losses)],
+    }
+
+
+def _bytes_of(inputs: tuple[torch.Tensor, ...]) -> bytes:
+    """Return a batch as programs read it."""
+    arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
+    return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
+
+
+def _of_replay(wanted: FrontRun) -> dict[str, Any]:
+    """Return what steps on batches and on stored samples take, by the same program on a board."""
+    step, _, inputs = _lowered(wanted)
+    batches = [_bytes_of((inputs[0] * (1 + k), inputs[1])) for k in range(SAMPLES)]
+    given: dict[str, Any] = {
+        "inputs": b"".join(batches),
+        "steps": SAMPLES,
+        "learning_rate": LEARNING_RATE,
+        "time_limit_s": EMULATION_S,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
+        made = export_step(step, folder, device=_roomy(), ram=ROOMY, replay=SAMPLES, **options)
+        program = build(folder, Target.M4, settings=["DRIVER=file"])
+        whole = run(program, Target.M4, folder, **given).require_success()
+        stored = run(program, Target.M4, folder, words=("stored",), **given).require_success()
+        said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["replay"]
+    if (stored.losses, stored.state) != (whole.losses, whole.state) or made.replay is None:
+        raise ToolchainError(
+            f"stored steps: expected {whole.losses}, and they have {stored.losses}"
+        )
+    return {
+        "sample_bytes": said["sample_bytes"],
+        "output_bytes": sum(made.replay.part_bytes[: len(made.replay.front.outputs)]),
+        "image_bytes": inputs[0].numel(),
+        "ram_bytes": said["step"]["ram_bytes"],
+        "stored_ram_bytes": said["stored_step"]["ram_bytes"],
+        "instructions": whole.figures["step_instructions"],
+        "stored_instructions": stored.figures["step_instructions"],
+        "tools": tools(),
     }
 
 

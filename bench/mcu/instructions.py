@@ -194,6 +194,7 @@ def quantized() -> Layers:
         layers.add(batch * channels * size, limits=limits)
         layers.quantize(batch, channels, size * size)
         layers.dequantize(batch, channels, size * size)
+        layers.lookup(batch, channels, size * size)
     return layers
 
 

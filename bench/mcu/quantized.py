@@ -141,9 +141,10 @@ class Layers:
         last = (inverse, zero, *(limits or self._limits(zero)))
         results = batch * sizes.results * sizes.out_plane
         if kernel == "pm_q8_pointwise":
-            shape: tuple[Argument, ...] = (batch * sizes.plane, sizes.channels, sizes.results)
+            pixels = batch * sizes.plane
+            shape: tuple[Argument, ...] = (pixels, sizes.channels, sizes.results, sizes.results)
         else:
-            shape = (tuple(sizes), batch, zero_x)
+            shape = (tuple(sizes), batch, sizes.results, zero_x)
         return self.call(kernel, results, *constants, *shape, *last)
 
     def add(self, n: int, way: str = WAYS[0], limits: tuple[int, int] | None = None) -> Call:
@@ -171,7 +172,8 @@ class Layers:
                         if 0 <= t < size]  # fmt: skip
                 ends += [taps[0], taps[-1] + 1] if taps else [0, 0]
             lists.append(tuple(ends))
-        shape = (batch, sizes.channels, sizes[4], sizes[5], sizes.height, sizes.width)
+        spatial = (sizes.out_height, sizes.out_width, sizes.height, sizes.width)
+        shape = (batch, sizes.channels, *spatial, sizes.channels, sizes.channels)
         last: tuple[Argument, ...] = (sizes.dilation_down, sizes.dilation_across)
         if kernel == "pm_q8_average":
             (scale,), _, inverse = self._numbers(way, 70 * math.sqrt(sizes.window), 1)
@@ -193,10 +195,21 @@ class Layers:
         numbers = (batch, channels, plane, inverse, self._zero())
         return self.call("pm_q8_quantize", count, self._real(values), *numbers)
 
+    def lookup(self, batch: int, channels: int, plane: int) -> Call:
+        """Add a conversion from bytes in the order of images, with a table for each channel."""
+        values = self.random.integers(0, 256, batch * channels * plane, np.uint8)
+        tables = self._constant(
+            DataType.INT8, self.random.integers(-128, 128, (channels, 256), "i1")
+        )
+        steps = (channels * plane, plane, 1, 256)
+        x = self._constant(DataType.UINT8, values)
+        return self.call("pm_q8_lookup", values.size, x, tables, batch, channels, plane, *steps)
+
     def dequantize(self, batch: int, channels: int, plane: int) -> Call:
         """Add a conversion to real numbers."""
         count = batch * channels * plane
-        numbers = (batch, channels, plane, float(np.float32(self.random.uniform())), self._zero())
+        scale = float(np.float32(self.random.uniform()))
+        numbers = (batch, channels, plane, channels, scale, self._zero())
         return self.call("pm_q8_dequantize", count, self._bytes(count), *numbers)
 
     # -- steps -------------------------------------------------------------------------------------
@@ -227,7 +240,7 @@ class Layers:
                 tensor = Tensor(name=found, bytes=buffers[found].bytes)
                 inputs = (made.buffer,)
                 nodes.append(Node(name=f"as_{found}", inputs=inputs, outputs=(tensor,), **forward))
-                numbers = (1, buffer.elements, 1, 1.0, 0)
+                numbers = (1, buffer.elements, 1, buffer.elements, 1.0, 0)
                 calls.append((Call("pm_q8_dequantize", (Ref(found), made, *numbers)),))
             pieces = (Ref(found),)
             shape = (buffer.elements,)

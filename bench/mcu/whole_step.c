@@ -1,6 +1,6 @@
 /* Calls all that an exported step offers, so that the linker keeps it. */
 #include "pm.h"
-#if PM_SLOTS
+#if PM_SLOTS || PM_REPLAY
 #include "port/pm_pages.h"
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
@@ -18,6 +18,7 @@ const void *pm_storage_address(uint32_t address) { return (const void *)(uintptr
 #endif
 static const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
 static pm_real values[4];
+static uint32_t number;
 int app(void);
 int app(void)
 {
@@ -32,6 +33,18 @@ int app(void)
 #endif
 #if PM_OUTPUTS
     error |= pm_infer(inputs, values);
+#endif
+#if PM_EVALUATES
+    error |= pm_evaluate(inputs, values, &number);
+#endif
+#if PM_BEST
+    error |= pm_keep_best(values[0]) | pm_best(values, &number) | pm_restore_best();
+#endif
+#if PM_REPLAY
+    error |= pm_keep_sample(inputs, &number) | pm_step_stored(PM_ANY_SAMPLE, values[0], values);
+#endif
+#if PM_MIGRATES
+    error |= pm_migrate();
 #endif
     return error;
 }

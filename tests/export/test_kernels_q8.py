@@ -26,7 +26,8 @@ from poetmodel.tiling.choice import in_tiles
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
 POOLS = ("pm_q8_average", "pm_q8_maximum")
-KERNELS = (*CONVOLUTIONS, *POOLS, "pm_q8_add", "pm_q8_quantize", "pm_q8_dequantize")
+OTHERS = ("pm_q8_add", "pm_q8_quantize", "pm_q8_dequantize", "pm_q8_lookup")
+KERNELS = (*CONVOLUTIONS, *POOLS, *OTHERS)
 FLOAT = np.float32
 
 
@@ -64,24 +65,25 @@ def of_products(total, scale, bias, inverse, zero, low, high):
     return element((product + bias) * FLOAT(inverse), zero, low, high)
 
 
-def conv2d(*, x, w, shape, zero_x, start, batch, **last):
+def conv2d(*, x, w, shape, zero_x, start, batch, count, **last):
     """Return a convolution."""
     sizes = ConvolutionSizes(*shape)
     filters = w.reshape(sizes.groups, sizes.group_results, sizes.window, sizes.group_channels)
-    assert len(x) == batch * sizes.plane * sizes.channels
+    assert (len(x), count) == (batch * sizes.plane * sizes.channels, sizes.results)
     assert (start == -zero_x * filters.sum((2, 3), dtype=np.int64).ravel()).all()
     return of_products(sums(x, filters, sizes, zero_x), **last)
 
 
-def depthwise(*, x, w, shape, zero_x, start, batch, **last):
+def depthwise(*, w, shape, **others):
     """Return a convolution that sees one channel; its weights lie with the channels last."""
     filters = w.reshape(-1, shape[0]).T
-    return conv2d(x=x, w=filters, shape=shape, zero_x=zero_x, start=start, batch=batch, **last)
+    return conv2d(w=filters, shape=shape, **others)
 
 
-def pointwise(*, x, w, start, pixels, results, **last):
+def pointwise(*, x, w, start, pixels, results, out_step, **last):
     """Return a linear layer of pixels; of what it begins with the zero of x follows."""
     channels = last.pop("in")
+    assert out_step == results
     total = x.reshape(pixels, channels).astype(np.int64) @ w.reshape(results, -1).T + start
     return of_products(total, **last)
 
@@ -122,10 +124,19 @@ def quantize(*, x, batch, channels, plane, inverse, zero):
     return element(lying * FLOAT(inverse), zero)
 
 
-def dequantize(*, x, batch, channels, plane, scale, zero):
+def dequantize(*, x, batch, channels, plane, x_step, scale, zero):
     """Return what elements stand for, as images lie."""
-    lying = x.reshape(batch, plane, channels).swapaxes(1, 2)
+    lying = x.reshape(batch, plane, x_step).swapaxes(1, 2)[:, :channels]
     return (lying - FLOAT(zero)) * FLOAT(scale)
+
+
+def lookup(*, x, table, batch, channels, plane, **steps):
+    """Return what a table has for bytes, as images lie, channels last."""
+    assert steps == {
+        "image_step": channels * plane, "channel_step": plane, "element_step": 1, "table_step": 256
+    }  # fmt: skip
+    lying = x.reshape(batch, channels, plane).swapaxes(1, 2)
+    return np.take_along_axis(table.reshape(channels, 256).T, lying.reshape(-1, channels), 0)
 
 
 def expected(layers, call):
@@ -153,6 +164,8 @@ def some(layers, kernel, way):
         return layers.add(number(40), way)
     if kernel == "pm_q8_quantize":
         return layers.quantize(number(3), number(5), number(20), way)
+    if kernel == "pm_q8_lookup":
+        return layers.lookup(number(3), number(5), number(20))
     if kernel == "pm_q8_dequantize":
         return layers.dequantize(number(3), number(5), number(20))
     if kernel == "pm_q8_pointwise":
@@ -169,7 +182,9 @@ def some(layers, kernel, way):
     return make(kernel, sizes, number(2), way)
 
 
-CASES = [(k, way) for k in KERNELS for way in WAYS if way == WAYS[0] or k not in POOLS[1:]]
+CASES = [
+    (k, way) for k in KERNELS for way in WAYS if way == WAYS[0] or k not in (POOLS[1], OTHERS[3])
+]
 
 
 @pytest.mark.parametrize(("kernel", "way"), CASES)
@@ -291,8 +306,8 @@ def test_flash_is_estimated(exported, monkeypatch):
 
 
 # -- steps of them ---------------------------------------------------------------------------------
-def whole():
-    """Return layers of every kernel that are larger than the tiles they are asked to be in."""
+def every_layer():
+    """Return layers of every kernel."""
     layers = Layers(seed=2)
     layers.layer("pm_q8_conv2d", square(3, 16, 24, 3, 2))
     layers.layer("pm_q8_depthwise", square(16, 16, 24, 3, 1, 16))
@@ -302,13 +317,14 @@ def whole():
         layers.pool(kernel, square(16, 16, 24, 2, 2, 16))
     layers.quantize(1, 16, 250)
     layers.dequantize(1, 16, 250)
+    layers.lookup(1, 16, 250)
     return layers
 
 
-def test_layers_stay_whole_in_tiles_and_files(tmp_path):
-    """Their channels lie last: slices of these would lie apart. Files give them back."""
-    step = whole().step()
-    assert in_tiles(step, "1KiB") == step
+@pytest.mark.parametrize("tile", ["none", "1KiB"])
+def test_files_give_layers_back(tile, tmp_path):
+    """Whole or in tiles, with their constants."""
+    step = in_tiles(every_layer().step(), tile)
     save_step(step, tmp_path / "a.step.json")
     again = load_step(tmp_path / "a.step.json")
     assert (again.graph, again.calls, again.buffers) == (step.graph, step.calls, step.buffers)
@@ -318,7 +334,7 @@ def test_layers_stay_whole_in_tiles_and_files(tmp_path):
 
 def test_bytes_are_not_taken_for_others(tmp_path):
     """A file whose kernel reads int8 where it has truth values is refused, and the other way."""
-    step = whole().step()
+    step = every_layer().step()
     ((name, buffer), *_) = [
         each for each in step.buffers.items() if each[1].type is DataType.INT8
     ]  # fmt: skip
@@ -332,7 +348,7 @@ def test_bytes_are_not_taken_for_others(tmp_path):
 def test_inference_computes_them_too(target, tmp_path):
     """It reads the constants of the step."""
     needs(target)
-    layers = whole()
+    layers = every_layer()
     step = layers.step(handed=False)
     (*others, last) = step.graph.nodes
     nodes = (*others, replace(last, outputs=()))

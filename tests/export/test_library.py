@@ -58,6 +58,7 @@ def folders(tmp_path_factory):
             "replay": 4,
             "prefix": "kept",
         },
+        "samples": {"ram": "150%", "paging": False, "replay": 4, "prefix": "samples"},
     }
     return exporter(tmp_path_factory, plans)
 
@@ -68,6 +69,7 @@ def folders(tmp_path_factory):
         pytest.param("vww", (), id="plain"),
         pytest.param("ble", (), id="mapped storage without slots"),
         pytest.param("kept", (), id="evaluation, the best, samples"),
+        pytest.param("samples", (), id="samples alone"),
         pytest.param("kept", ("-fanalyzer",), id="analyzed", marks=pytest.mark.slow),
         pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
         pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.slow),

@@ -1,5 +1,7 @@
 """Steps with an int8 front, exported and run: they train as in PyTorch, with the same bytes."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -13,19 +15,20 @@ from kit.quantized_networks import converted, float_front, images
 from kit.rotation import rotating
 from kit.shared_objects import build
 from poetmodel.export.board import Target, run
+from poetmodel.export.deployment import reserved_bytes
 from poetmodel.export.exporting import export_step
-from poetmodel.torch.lowering.inference import with_inference
+from poetmodel.tiling.choice import needed_bytes
+from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 
 STEPS = 3
-WHOLE_LAYERS = {"ram": "101%", "tile": "512B"}
-"""Layers in int8 stay whole, whatever the size of tiles."""
+IN_TILES = {"ram": "101%", "tile": "128B"}
 EXACTNESS = "int8 front: exact against its definition, not against float"
 
 
-def training(*, wrapped=True):
+def training(*, wrapped=True, width=8):
     """Return a network with an int8 front, whose loss takes no function of the C library."""
     torch.manual_seed(0)
-    module = converted(float_front(), images(8))
+    module = converted(float_front(width), images(8))
     front = pmt.quantized(module) if wrapped else module
     end = (nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 3))
     return nn.Sequential(front, *end), functional.mse_loss, (images(), torch.randn(2, 3))
@@ -37,19 +40,19 @@ def batches():
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        "keep-all",
-        *rotating(("blocking", "recomputed", "mapped"), ()),
-        pytest.param("tiles", marks=pytest.mark.slow),
-    ],
+    ("schedule", "optimizer"),
+    rotating(
+        product(SCHEDULES, ("gradients", "sgd", "momentum", "adam", "clipped")),
+        {("keep-all", "momentum"), ("tiles", "adam")},
+    ),
 )
-def test_schedules_train_as_torch(schedule, tmp_path):
-    """Losses and state are those of PyTorch with the definition of the front, in double."""
-    options = {**SCHEDULES, "tiles": WHOLE_LAYERS}[schedule]
-    exported = Exported(lowered(training(), "momentum"), tmp_path, **options)
-    found = exported.outcome(batches(), STEPS)
-    apart = found.differences(torch_steps(training(), batches(), STEPS, "momentum"))
+def test_schedules_train_as_torch(schedule, optimizer, tmp_path):
+    """Losses, gradients and state are PyTorch's with the definition of the front, in double."""
+    options = {**SCHEDULES, "tiles": IN_TILES}[schedule]
+    exported = Exported(lowered(training(), optimizer), tmp_path, **options)
+    steps = 1 if optimizer == "gradients" else STEPS
+    found = exported.outcome(batches(), steps)
+    apart = found.differences(torch_steps(training(), batches(), steps, optimizer))
     assert max(apart.values()) <= 1e-12, apart
     assert exported.manifest["exactness"] == EXACTNESS
 
@@ -59,8 +62,9 @@ def test_schedules_train_as_torch(schedule, tmp_path):
     [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))],
 )
 def test_boards_have_the_bits_of_the_host(target, tmp_path):
-    """In float, each core leaves the same losses and state, byte for byte."""
-    exported = Exported(lowered(training(), "momentum"), tmp_path, share=0.2, paging=False)
+    """In float, in tiles, each core leaves the same losses and state, byte for byte."""
+    options = {"share": 0.3, "paging": False, "tile": "128B"}
+    exported = Exported(lowered(training(), "momentum"), tmp_path, **options)
     host = exported.outcome(batches(), STEPS, target=Target.HOST)
     assert exported.outcome(batches(), STEPS, target=target).same_bits(host)
 
@@ -117,6 +121,73 @@ def test_bytes_become_int8_at_once(rows, tmp_path):
     found = Exported(step, tmp_path).outcome(given, STEPS)
     apart = found.differences(torch_steps(seen(), given, STEPS, "momentum"))
     assert max(apart.values()) <= 1e-12, apart
+
+
+def scoring(scores):
+    """Return the training of a wider front, and a head of so many scores."""
+    net, loss_fn, (x, _) = training(width=24)
+    torch.manual_seed(scores)
+    net[3] = nn.Linear(24, scores)
+    return net, loss_fn, (x, torch.randn(2, scores))
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Return folders of a step with three scores, and of one with four that takes its state over.
+
+    The RAM is a little less than the largest node takes whole, so that ``auto`` cuts it.
+    """
+    base = tmp_path_factory.mktemp("boards")
+    before = None
+    for scores, name in ((3, "old"), (4, "new")):
+        net, loss_fn, inputs = scoring(scores)
+        step = with_evaluation(lowered((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
+        given = {"paging": False, "commit": True, "evaluate": True, "replay": 3, "gap": 0.5}
+        given |= {"migrate_from": before}
+        whole = export_step(step, base / "whole", ram="64KiB", tile="none", **given)
+        room = needed_bytes(step, whole.device, paging=False) - 16
+        ram = reserved_bytes(step, whole.stack_bytes) + whole.replay.ram_bytes + room
+        made = export_step(step, base / name, ram=ram, **given)
+        assert "0.2_expand/q8_pointwise[0:" in " ".join(n.name for n in made.step.graph.nodes)
+        before = base / name
+    return base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [Target.M3, Target.M4, Target.M7])
+def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
+    """Steps on stored samples, evaluations and state that is taken over have the host's bits.
+
+    The new program goes on from the old one's state after a restart.
+    """
+    needs(target)
+
+    def outcome(where):
+        (programs / "pm_storage.bin").unlink(missing_ok=True)
+        build_of = {
+            name: build(programs / name, where, settings=("UNITS=device", "POISON=1"))
+            for name in ("old", "new")
+        }
+
+        def ran(name, scores, *words):
+            rows = batches_like(scoring(scores)[2], STEPS)
+            given = {
+                "inputs": b"".join(x.float().numpy().tobytes() for row in rows for x in row),
+                "steps": STEPS,
+                "learning_rate": 0.1,
+                "words": (*words, "evaluate"),
+            }
+            return run(build_of[name], where, programs, **given).require_success()
+
+        return ran("old", 3, "stored"), ran("new", 4, "resume")
+
+    (old, new), (host_old, host_new) = outcome(target), outcome(Target.HOST)
+    assert (old.losses, old.state) == (host_old.losses, host_old.state)
+    assert (new.losses, new.state) == (host_new.losses, host_new.state)
+    assert list(new.losses) == list(range(STEPS + 1, 2 * STEPS + 1))
+    for found, expected in ((old, host_old), (new, host_new)):
+        assert found.evaluations == expected.evaluations
+        assert len(found.evaluations) == STEPS
 
 
 def test_state_returns_to_a_model_whose_front_is_converted(tmp_path):

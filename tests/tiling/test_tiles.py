@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import poetmodel.torch as pmt
 from kit.kernel_calls import Memory
+from kit.quantized_networks import converted
 from kit.rotation import rotating
 from kit.traced_models import Through
 from poetmodel.budgets import TileChoice
@@ -158,6 +160,19 @@ def recurrent():
     return Recurrent(), functional.cross_entropy, (torch.randn(2, 5, 6), LABELS)
 
 
+def quantized(batch=2):
+    """Return a network whose front is in int8; its last plane becomes real numbers."""
+    front = nn.Sequential(
+        nn.MaxPool2d(2), nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(12, 12, 3, stride=2, padding=1, groups=12), nn.Conv2d(12, 20, 1), nn.AvgPool2d(2),
+        nn.Conv2d(20, 20, 3, padding=1, groups=20),
+    )  # fmt: skip
+    end = (nn.Conv2d(20, 8, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4))
+    front = pmt.quantized(converted(front, torch.randn(4, 3, 16, 16)))
+    inputs = (torch.randn(batch, 3, 16, 16), LABELS[:batch])
+    return nn.Sequential(front, *end), functional.cross_entropy, inputs
+
+
 NETWORKS = (
     twice,
     recurrent,
@@ -170,6 +185,7 @@ NETWORKS = (
     convolutions,
     autoencoder,
     encoder,
+    quantized,
 )
 
 
@@ -249,7 +265,7 @@ def check_same(step, tile_bytes):
         {
             (residual, "adam", 300), (single, "sgd", 300), (channels, "gradients", 800),
             (pools, "momentum", 300), (twice, "gradients", 300), (recurrent, "sgd", 800),
-            (wider, "sgd", 800), (evaluated, "amsgrad", 800),
+            (wider, "sgd", 800), (evaluated, "amsgrad", 800), (quantized, "sgd", 300),
         },
     ),
 )  # fmt: skip
@@ -298,6 +314,31 @@ def test_what_fits_stays_whole():
     found = tiled(step, 400)
     assert set(pieces(found)) == {"0.weight"}
     assert not any("relu[" in name for name in found.graph.tensor_index)
+
+
+def test_an_int8_front_in_tiles_needs_less_than_a_float_one():
+    """Of its layers each makes slices, and reads slices where results are of single channels.
+
+    The largest node whole: 16 x 16 x 24 B in, 8 x 8 x 24 B out. In slices of four channels: a
+    sixth of the first, and all of the second, which the next layer reads.
+    """
+
+    def front(*, int8):
+        layers = nn.Sequential(
+            nn.Conv2d(2, 4, 1), nn.Conv2d(4, 24, 1), nn.ReLU(),
+            nn.Conv2d(24, 24, 3, stride=2, padding=1, groups=24), nn.ReLU(), nn.Conv2d(24, 4, 1),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        ).requires_grad_(requires_grad=False)  # fmt: skip
+        if int8:
+            layers = pmt.quantized(converted(layers, torch.randn(4, 2, 16, 16)))
+        inputs = (torch.randn(1, 2, 16, 16), LABELS[:1])
+        return nn.Sequential(layers, nn.Linear(4, 4)), functional.cross_entropy, inputs
+
+    step = lowered(lambda: front(int8=True))
+    assert floor(step.graph).bytes == (256 + 64) * 24
+    found = floor(tiled(step, 1024).graph).bytes
+    assert found == 256 * 4 + 64 * 24
+    assert found < floor(tiled(lowered(lambda: front(int8=False)), 1024).graph).bytes
 
 
 def test_a_weight_has_gradients_and_updates_in_tiles():

@@ -167,6 +167,8 @@ def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
     counts["commit"] += deployment.commit
     counts["replay"] += deployment.replay is not None
+    counts["best"] += deployment.keeps_best
+    counts["migration"] += deployment.migration is not None
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
     counts["infer"] += len(deployment.passes)

@@ -392,7 +392,7 @@ def _taps_seen(sizes: ConvolutionSizes) -> list[list[int]]:
 
 def _count_q8_convolution(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes = ConvolutionSizes(*given["shape"])
-    pairs = given["batch"] * sizes.groups * -(-sizes.group_results // 2)
+    pairs = given["batch"] * sizes.groups * -(-given["count"] // sizes.groups // 2)
     in_line = sizes.groups == sizes.dilation_across == 1
     down, across = _taps_seen(sizes)
     lines, places = down.count(sizes.window_height), across.count(sizes.window_width)
@@ -406,12 +406,12 @@ def _count_q8_convolution(counts: Counter[str], given: Mapping[str, Any]) -> Non
             many = pairs * times * rows * runs
             counts.update({name: pairs * times, f"{name} run": many})
             _count_dots(counts, name, many, length * sizes.group_channels)
-    _count_limited(counts, given, given["batch"] * sizes.results * sizes.out_plane)
+    _count_limited(counts, given, given["batch"] * given["count"] * sizes.out_plane)
 
 
 def _count_q8_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
-    window, (fours, ones) = sizes[6:8], divmod(sizes.channels, _BLOCK)
+    window, (fours, ones) = sizes[6:8], divmod(given["count"], _BLOCK)
     down, across = _taps_seen(sizes)
     name = "3x3" if window == (3, 3) else "whole"
     for rows, columns in product(down, across):
@@ -425,7 +425,7 @@ def _count_q8_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
                 counts.update({f"{kind} tap": batch * times * taps})
     lines = down.count(window[0]) if window[1] in across else 0
     counts.update({"inside": batch * fours * (lines > 0), "line": batch * fours * lines})
-    _count_limited(counts, given, batch * sizes.channels * sizes.out_plane)
+    _count_limited(counts, given, batch * given["count"] * sizes.out_plane)
 
 
 _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {

@@ -7,7 +7,7 @@ computed element by element.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import parameter_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poetmodel.lowered.calls import Argument
 
@@ -114,6 +114,34 @@ def _ints(arguments: Iterable[Argument]) -> list[int]:
 def call_refs(call: Call) -> tuple[Ref, ...]:
     """Return the pointers that a call has, in order."""
     return tuple(a for a in call.arguments if isinstance(a, Ref))
+
+
+def pointers(call: Call) -> list[str]:
+    """Return the names of the pointers of a call, those that are not null."""
+    pairs = zip(parameter_names(call.kernel), call.arguments, strict=True)
+    return [name for name, a in pairs if isinstance(a, Ref)]
+
+
+def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
+    """Return a call with other arguments, by name; its pointers are those of the loops."""
+    refs = iter(loops.refs)
+    names = parameter_names(loops.call.kernel)
+    arguments = tuple(
+        next(refs) if isinstance(a, Ref) else changes.get(name, a)
+        for name, a in zip(names, loops.call.arguments, strict=True)
+    )
+    return replace(loops.call, arguments=arguments)
+
+
+def named_arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments of a call by the names of its kernel's parameters."""
+    return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
+
+
+def loops_by_name(call: Call, sizes: Numbers, steps: Mapping[str, Numbers]) -> Loops:
+    """Return loops whose steps are given by the names of pointers."""
+    own = tuple(steps[name] for name in pointers(call))
+    return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=own)
 
 
 def columns_of(table: Argument) -> list[Numbers]:

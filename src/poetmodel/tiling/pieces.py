@@ -409,5 +409,7 @@ def _dependencies(
     return after, left
 
 
-_COPIES: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte"}
+_COPIES: Final = {
+    DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte", DataType.INT8: "_int8",
+}  # fmt: skip
 """The ends of the names of kernels that copy."""

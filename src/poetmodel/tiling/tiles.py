@@ -169,7 +169,8 @@ class _Tiling:
                     )
         else:
             known = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
-            self._layouts.update((name, layout) for name, layout in known if name in self._given)
+            states = {ref.buffer for value in self.beside.whole.states for ref in value.pieces}
+            self._layouts.update((name, layout) for name, layout in known if name in states)
         for channels in (c for of_node in self._channels for c in of_node if c is not None):
             self._layouts.update(channels.summed_layouts(self._converted))
         # Products come last: of two factors that have channels a result has those of its weights.

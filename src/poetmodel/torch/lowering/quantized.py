@@ -23,7 +23,9 @@ def _quantize(op: Lowering) -> None:
 @lowers(operator("dequantize"))
 def _dequantize(op: Lowering) -> None:
     x = op.value(op.args[0])
-    op.call("pm_q8_dequantize", op.output(), x, *_images(x.shape, -1), *op.args[1:])
+    batch, channels, plane = _images(x.shape, -1)
+    numbers = (batch, channels, plane, channels)
+    op.call("pm_q8_dequantize", op.output(), x, *numbers, *op.args[1:])
 
 
 @lowers(operator("pointwise"))
@@ -31,7 +33,8 @@ def _pointwise(op: Lowering) -> None:
     x, *constants = map(op.value, op.args[:5])
     pixels = math.prod(x.shape[:-1])
     results, channels = constants[0].shape
-    op.call("pm_q8_pointwise", op.output(), x, *constants, pixels, channels, results, *op.args[5:])
+    numbers = (pixels, channels, results, results)
+    op.call("pm_q8_pointwise", op.output(), x, *constants, *numbers, *op.args[5:])
 
 
 @lowers(operator("depthwise"), operator("conv2d"))
@@ -45,7 +48,7 @@ def _convolution(op: Lowering) -> None:
     listed = (*_image(x), *_image(out), *window, *stride, *padding[::2], *dilation, groups)
     sizes = ConvolutionSizes(*listed)
     kernel = "pm_q8_depthwise" if depthwise else "pm_q8_conv2d"
-    op.call(kernel, out, x, weight, *constants, tuple(sizes), x.shape[0], *numbers)
+    op.call(kernel, out, x, weight, *constants, tuple(sizes), x.shape[0], out.shape[3], *numbers)
 
 
 @lowers(operator("add"))
@@ -95,7 +98,7 @@ def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 def _sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
     batch, height, width, channels = _four(out.shape)
-    return batch, channels, height, width, *_four(x.shape)[1:3]
+    return batch, channels, height, width, *_four(x.shape)[1:3], channels, channels
 
 
 def _sides(

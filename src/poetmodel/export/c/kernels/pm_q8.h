@@ -115,12 +115,9 @@ static inline int8_t pm_q8_result(int32_t sum, float scale, float bias, float in
     return pm_q8_element((product + bias) * inverse, zero);
 }
 
-/* Brings elements within limits. */
-static inline void pm_q8_limit(int8_t *out, int32_t n, int32_t low, int32_t high)
+/* Brings elements within limits, of which not all are those of int8. */
+static inline void pm_q8_limit_line(int8_t *out, int32_t n, int32_t low, int32_t high)
 {
-    if (low <= -128 && high >= 127) {
-        return;
-    }
 #if PM_Q8_SIMD
     const int8x4_t lows = (int8x4_t)((uint32_t)(uint8_t)low * 0x1010101u);
     const int8x4_t highs = (int8x4_t)((uint32_t)(uint8_t)high * 0x1010101u);
@@ -135,6 +132,20 @@ static inline void pm_q8_limit(int8_t *out, int32_t n, int32_t low, int32_t high
 #endif
     for (; n > 0; n--, out++) {
         *out = (int8_t)PM_MAX(low, PM_MIN(*out, high));
+    }
+}
+
+/* Brings n channels of so many pixels, which begin so many elements apart, within limits. */
+static inline void pm_q8_limit(int8_t *out, int32_t pixels, int32_t n, int32_t step, int32_t low, int32_t high)
+{
+    if (low <= -128 && high >= 127) {
+        return;
+    }
+    if (n == step) {
+        n *= pixels, pixels = 1;
+    }
+    for (; pixels > 0; pixels--, out += step) {
+        pm_q8_limit_line(out, n, low, high);
     }
 }
 

@@ -14,5 +14,5 @@ void pm_q8_add(int8_t *out, const int8_t *a, const int8_t *b, int32_t n, pm_real
         PM_Q8_TERM(second);
         *to++ = pm_q8_element((first + second) * factor, zero);
     }
-    pm_q8_limit(out, n, low, high);
+    pm_q8_limit(out, 1, n, n, low, high);
 }

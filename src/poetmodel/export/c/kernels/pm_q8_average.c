@@ -6,11 +6,12 @@ Windows of one element give a tensor another scale, zero or limits. */
 #include "pm_kernels.h"
 
 void pm_q8_average(int8_t *out, const int8_t *x, const int32_t *rows, const int32_t *columns, int32_t batch,
-                   int32_t channels, int32_t height, int32_t width, int32_t x_height, int32_t x_width, int32_t zero_x,
-                   pm_real scale, pm_real inverse, int32_t zero, int32_t low, int32_t high)
+                   int32_t channels, int32_t height, int32_t width, int32_t x_height, int32_t x_width, int32_t out_step,
+                   int32_t x_step, int32_t zero_x, pm_real scale, pm_real inverse, int32_t zero, int32_t low,
+                   int32_t high)
 {
     const float own = (float)scale, factor = (float)inverse;
-    const int32_t line = x_width * channels;
+    const int32_t line = x_width * x_step;
     int8_t *to = out;
     for (int32_t i = 0; i < batch * height; i++) {
         const int32_t *restrict const row = rows + 2 * (i % height);
@@ -18,19 +19,20 @@ void pm_q8_average(int8_t *out, const int8_t *x, const int32_t *rows, const int3
         for (int32_t j = 0; j < width; j++) {
             const int32_t *restrict const column = columns + 2 * j;
             const int32_t seen = column[1] - column[0], tall = row[1] - row[0];
-            const int8_t *first = x + image + row[0] * line + column[0] * channels;
+            const int8_t *first = x + image + row[0] * line + column[0] * x_step;
             for (int32_t c = 0; c < channels; c++) {
                 int32_t sum = -zero_x * seen * tall;
                 for (int32_t r = 0; r < tall; r++) {
                     const int8_t *from = first + c + r * line;
                     for (int32_t k = seen; k > 0; k--) {
                         sum += *from;
-                        from += channels;
+                        from += x_step;
                     }
                 }
-                *to++ = pm_q8_element((float)sum * own * factor, zero);
+                to[c] = pm_q8_element((float)sum * own * factor, zero);
             }
+            to += out_step;
         }
     }
-    pm_q8_limit(out, batch * height * width * channels, low, high);
+    pm_q8_limit(out, batch * height * width, channels, out_step, low, high);
 }

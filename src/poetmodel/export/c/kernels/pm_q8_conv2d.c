@@ -1,6 +1,7 @@
-/* A quantized convolution (see pm_q8.h, and pm_conv.h for `shape`, whose last number is not read). w has for each
-result rows, columns and channels of its window, those of its group; start is as for pm_q8_pointwise, and zero_x the zero
-of x, which also stands for what is outside of the image. Two results at once are of one group. */
+/* `count` results of a quantized convolution (see pm_q8.h, and pm_conv.h for `shape`, whose last number is not read;
+results there are those that lie in a pixel of out). w has for each result rows, columns and channels of its window,
+those of its group; start is as for pm_q8_pointwise, and zero_x the zero of x, which also stands for what is outside of
+the image. Two results at once are of one group. */
 #include "pm_q8_windows.h"
 #include "pm_kernels.h"
 
@@ -44,7 +45,7 @@ static PM_OUT_OF_LINE void pm_q8_pair(int8_t *to, const int8_t *x, const int8_t 
     const int32_t in_line = next == channels, runs = in_line ? 1 : layer->columns;
     const int32_t length = in_line ? layer->columns * channels : channels;
     /* Of an odd number the last two overlap with the two before; one place is made twice. */
-    const int32_t step = places > 1 ? layer->step : 0, out_step = places > 1 ? layer->results : 0;
+    const int32_t step = places > 1 ? layer->step : 0, out_step = places > 1 ? layer->out_step : 0;
     for (; lines > 0; lines--) {
         for (int32_t k = 0; k < places; k += 2) {
             const int32_t place = k + 1 < places || k == 0 ? k : k - 1;
@@ -81,11 +82,11 @@ static void pm_q8_whole(int8_t *to, const int8_t *x, const int8_t *w, int32_t li
 }
 
 void pm_q8_conv2d(int8_t *out, const int8_t *x, const int8_t *w, const int32_t *start, const pm_real *scale,
-                  const pm_real *bias, const int32_t *shape, int32_t batch, int32_t zero_x, pm_real inverse,
-                  int32_t zero, int32_t low, int32_t high)
+                  const pm_real *bias, const int32_t *shape, int32_t batch, int32_t count, int32_t zero_x,
+                  pm_real inverse, int32_t zero, int32_t low, int32_t high)
 {
     const int32_t channels = shape[PM_IN] / shape[PM_GROUPS];
-    const pm_q8_layer layer = pm_q8_layer_of(shape, channels, start, scale, bias, zero_x, inverse, zero);
+    const pm_q8_layer layer = pm_q8_layer_of(shape, count, channels, start, scale, bias, zero_x, inverse, zero);
     pm_q8_convolve(out, x, w, shape, batch, &layer, layer.results, pm_q8_seen, pm_q8_whole);
-    pm_q8_limit(out, batch * shape[PM_OUT_H] * layer.out_line, low, high);
+    pm_q8_limit(out, batch * shape[PM_OUT_H] * shape[PM_OUT_W], count, layer.out_step, low, high);
 }

@@ -1,5 +1,6 @@
 /* A quantized convolution in which each result sees the channel of its number; arguments as for pm_q8_conv2d, but
-weights lie with the channels last, too: rows and columns of the window, channels. */
+weights lie with the channels last, too: rows and columns of the window, channels, of which the last number of `shape`
+says how many there are if they are not `count`. */
 #include "pm_q8_windows.h"
 #include "pm_kernels.h"
 
@@ -77,7 +78,7 @@ static inline void pm_q8_3x3(pm_q8_sums *s, const int8_t *x, const pm_q8_weights
 static PM_OUT_OF_LINE void pm_q8_four(int8_t *to, const int8_t *x, const int8_t *w, int32_t lines, int32_t places,
                                       int32_t c, const pm_q8_layer *layer)
 {
-    const int32_t channels = layer->tap, step = layer->step, zero = layer->zero;
+    const int32_t step = layer->step, out_step = layer->out_step, zero = layer->zero;
     const float inverse = layer->inverse;
     const pm_q8_sums begin = {layer->start[c], layer->start[c + 1], layer->start[c + 2], layer->start[c + 3]};
     const float scale[4] = {(float)layer->scale[c], (float)layer->scale[c + 1], (float)layer->scale[c + 2],
@@ -89,7 +90,7 @@ static PM_OUT_OF_LINE void pm_q8_four(int8_t *to, const int8_t *x, const int8_t 
     pm_q8_weights weights[9];
     const int quick = layer->rows == 3 && layer->columns == 3;
     for (int32_t k = 0; quick && k < 9; k++) {
-        const uint32_t word = pm_q8_word(w + c + k * channels);
+        const uint32_t word = pm_q8_word(w + c + k * layer->tap);
         weights[k] = (pm_q8_weights){pm_q8_even(word), pm_q8_odd(word)};
     }
 #endif
@@ -110,7 +111,7 @@ static PM_OUT_OF_LINE void pm_q8_four(int8_t *to, const int8_t *x, const int8_t 
             out[1] = pm_q8_result(s.b, scale[1], bias[1], inverse, zero);
             out[2] = pm_q8_result(s.c, scale[2], bias[2], inverse, zero);
             out[3] = pm_q8_result(s.d, scale[3], bias[3], inverse, zero);
-            out += channels;
+            out += out_step;
             from += step;
         }
         to += layer->out_line;
@@ -131,7 +132,7 @@ static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t 
                                       int32_t first, const pm_q8_layer *layer)
 {
     const pm_real *restrict const scale = layer->scale, *restrict const bias = layer->bias;
-    const int32_t channels = layer->tap, zero = layer->zero;
+    const int32_t channels = layer->results, zero = layer->zero;
     const float inverse = layer->inverse;
     int32_t c = first;
     for (; c + 4 <= channels; c += 4) {
@@ -149,7 +150,7 @@ static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t 
             for (int32_t t = columns; t > 0; t--) {
                 sum += (*p - layer->zero_x) * *v;
                 p += layer->next;
-                v += channels;
+                v += layer->tap;
             }
         }
         to[c] = pm_q8_result(sum, (float)scale[c], (float)bias[c], inverse, zero);
@@ -157,10 +158,11 @@ static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t 
 }
 
 void pm_q8_depthwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_t *start, const pm_real *scale,
-                     const pm_real *bias, const int32_t *shape, int32_t batch, int32_t zero_x, pm_real inverse,
-                     int32_t zero, int32_t low, int32_t high)
+                     const pm_real *bias, const int32_t *shape, int32_t batch, int32_t count, int32_t zero_x,
+                     pm_real inverse, int32_t zero, int32_t low, int32_t high)
 {
-    const pm_q8_layer layer = pm_q8_layer_of(shape, shape[PM_IN], start, scale, bias, zero_x, inverse, zero);
+    const int32_t channels = shape[PM_FILTER] ? shape[PM_FILTER] : count;
+    const pm_q8_layer layer = pm_q8_layer_of(shape, count, channels, start, scale, bias, zero_x, inverse, zero);
     pm_q8_convolve(out, x, w, shape, batch, &layer, layer.results & ~3, pm_q8_seen, pm_q8_whole);
-    pm_q8_limit(out, batch * shape[PM_OUT_H] * layer.out_line, low, high);
+    pm_q8_limit(out, batch * shape[PM_OUT_H] * shape[PM_OUT_W], count, layer.out_step, low, high);
 }

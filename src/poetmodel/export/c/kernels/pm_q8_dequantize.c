@@ -1,10 +1,10 @@
-/* What a quantized tensor stands for: (float)(x - zero) * scale (see pm_q8.h). x has its channels last; out lies as
-images do, batch, channels, elements of a plane. */
+/* What a quantized tensor stands for: (float)(x - zero) * scale (see pm_q8.h). x has its channels last, and its pixels
+begin x_step elements apart; out lies as images do, batch, channels, elements of a plane. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 
-void pm_q8_dequantize(pm_real *out, const int8_t *x, int32_t batch, int32_t channels, int32_t plane, pm_real scale,
-                      int32_t zero)
+void pm_q8_dequantize(pm_real *out, const int8_t *x, int32_t batch, int32_t channels, int32_t plane, int32_t x_step,
+                      pm_real scale, int32_t zero)
 {
     const float factor = (float)scale;
     for (; batch > 0; batch--) {
@@ -12,9 +12,9 @@ void pm_q8_dequantize(pm_real *out, const int8_t *x, int32_t batch, int32_t chan
             const int8_t *from = x + c;
             for (int32_t p = plane; p > 0; p--) {
                 *out++ = (pm_real)((float)(*from - zero) * factor);
-                from += channels;
+                from += x_step;
             }
         }
-        x += channels * plane;
+        x += x_step * plane;
     }
 }

@@ -1,28 +1,29 @@
 /* The largest element of each window of a quantized tensor, whose scale and zero stay (see pm_q8.h). `rows` and
 `columns` have begin and end of the window of each row and column of out (`height` x `width`); elements of a window are
-`row_step` and `column_step` apart. */
+`row_step` and `column_step` apart, pixels of out and x begin `out_step` and `x_step` apart. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 
 void pm_q8_maximum(int8_t *out, const int8_t *x, const int32_t *rows, const int32_t *columns, int32_t batch,
-                   int32_t channels, int32_t height, int32_t width, int32_t x_height, int32_t x_width, int32_t row_step,
-                   int32_t column_step)
+                   int32_t channels, int32_t height, int32_t width, int32_t x_height, int32_t x_width, int32_t out_step,
+                   int32_t x_step, int32_t row_step, int32_t column_step)
 {
     for (int32_t i = 0; i < batch * height; i++) {
         const int32_t *restrict const row = rows + 2 * (i % height);
-        const int8_t *image = x + i / height * x_height * x_width * channels;
+        const int8_t *image = x + i / height * x_height * x_width * x_step;
         for (int32_t j = 0; j < width; j++) {
             const int32_t *restrict const column = columns + 2 * j;
             for (int32_t c = 0; c < channels; c++) {
                 int32_t best = -128;
                 for (int32_t y = row[0]; y < row[1]; y += row_step) {
                     for (int32_t z = column[0]; z < column[1]; z += column_step) {
-                        const int32_t q = image[(y * x_width + z) * channels + c];
+                        const int32_t q = image[(y * x_width + z) * x_step + c];
                         best = PM_MAX(best, q);
                     }
                 }
-                *out++ = (int8_t)best;
+                out[c] = (int8_t)best;
             }
+            out += out_step;
         }
     }
 }

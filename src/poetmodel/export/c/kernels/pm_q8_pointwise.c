@@ -1,12 +1,12 @@
 /* A quantized layer in which each result of a pixel is a sum over its channels: a convolution of 1 x 1, or a linear
-layer, whose rows are the pixels (see pm_q8.h). w has `in` weights for each result; start has for each result what a sum
+layer, whose rows are the pixels, which begin out_step elements apart in out (see pm_q8.h). w has `in` weights for each result; start has for each result what a sum
 begins with: the sum of its weights times minus the zero of x. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 
 void pm_q8_pointwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_t *start, const pm_real *scale,
-                     const pm_real *bias, int32_t pixels, int32_t in, int32_t results, pm_real inverse, int32_t zero,
-                     int32_t low, int32_t high)
+                     const pm_real *bias, int32_t pixels, int32_t in, int32_t results, int32_t out_step,
+                     pm_real inverse, int32_t zero, int32_t low, int32_t high)
 {
     /* Bytes that are stored may be a part of anything else: what is read must be said not to be. */
     const pm_real *restrict const scales = scale, *restrict const biases = bias;
@@ -24,10 +24,10 @@ void pm_q8_pointwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_
             pm_q8_dots(&s, from, w, in, in, in);
             to[0] = pm_q8_result(s.a, scale_0, bias_0, factor, zero);
             to[1] = pm_q8_result(s.c, scale_1, bias_1, factor, zero);
-            to += results;
+            to += out_step;
             to[0] = pm_q8_result(s.b, scale_0, bias_0, factor, zero);
             to[1] = pm_q8_result(s.d, scale_1, bias_1, factor, zero);
-            to += results;
+            to += out_step;
             from += 2 * in;
         }
         if (pixels & 1) {
@@ -41,12 +41,12 @@ void pm_q8_pointwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_
         /* The last one of an odd number: at two pixels at once; of an odd number of these the last one twice. */
         for (int32_t p = 0; p < pixels; p += 2, x += 2 * in) {
             const int32_t other = p + 1 < pixels;
-            int8_t *const to = out + p * results + c;
+            int8_t *const to = out + p * out_step + c;
             pm_q8_sums s = {starts[c], 0, starts[c], 0};
             pm_q8_dots_of_one(&s, w, x, x + other * in, in, 0, 0);
             to[0] = pm_q8_result(s.a, (float)scales[c], (float)biases[c], factor, zero);
-            to[other * results] = pm_q8_result(s.c, (float)scales[c], (float)biases[c], factor, zero);
+            to[other * out_step] = pm_q8_result(s.c, (float)scales[c], (float)biases[c], factor, zero);
         }
     }
-    pm_q8_limit(out, pixels * results, low, high);
+    pm_q8_limit(out, pixels, results, out_step, low, high);
 }

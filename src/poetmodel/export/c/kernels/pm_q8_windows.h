@@ -12,7 +12,8 @@ typedef struct {
     int32_t down, next;           /* in x, from one tap to the next */
     int32_t window_row, tap;      /* in w, from one row of taps to the next, from one tap to the next */
     int32_t step, line;           /* in x, from one place to the next */
-    int32_t results, out_line;    /* in out, from one place to the next */
+    int32_t results;              /* that are made at a place */
+    int32_t out_step, out_line;   /* in out, from one place to the next, from one line to the next */
     int32_t of_group, filter;     /* results of a group; in w, from one of them to the next */
     const int32_t *start;
     const pm_real *scale, *bias;
@@ -20,12 +21,13 @@ typedef struct {
     int32_t zero_x, zero;
 } pm_q8_layer;
 
-/* A layer whose weights have `channels` from one tap to the next. */
-static inline pm_q8_layer pm_q8_layer_of(const int32_t *shape, int32_t channels, const int32_t *start,
-                                         const pm_real *scale, const pm_real *bias, int32_t zero_x, pm_real inverse,
-                                         int32_t zero)
+/* A layer of `results`, whose weights have `channels` from one tap to the next; `shape` has the channels that lie in a
+pixel of x and of out. */
+static inline pm_q8_layer pm_q8_layer_of(const int32_t *shape, int32_t results, int32_t channels,
+                                         const int32_t *start, const pm_real *scale, const pm_real *bias,
+                                         int32_t zero_x, pm_real inverse, int32_t zero)
 {
-    const int32_t all = shape[PM_IN], in_row = shape[PM_IN_W] * all, results = shape[PM_OUT];
+    const int32_t all = shape[PM_IN], in_row = shape[PM_IN_W] * all;
     return (pm_q8_layer){
         .rows = shape[PM_WINDOW_H],
         .columns = shape[PM_WINDOW_W],
@@ -36,7 +38,8 @@ static inline pm_q8_layer pm_q8_layer_of(const int32_t *shape, int32_t channels,
         .step = shape[PM_STRIDE_W] * all,
         .line = shape[PM_STRIDE_H] * in_row,
         .results = results,
-        .out_line = shape[PM_OUT_W] * results,
+        .out_step = shape[PM_OUT],
+        .out_line = shape[PM_OUT_W] * shape[PM_OUT],
         .of_group = results / shape[PM_GROUPS],
         .filter = shape[PM_WINDOW_H] * shape[PM_WINDOW_W] * channels,
         .start = start,
@@ -79,7 +82,7 @@ static inline void pm_q8_convolve(int8_t *out, const int8_t *x, const int8_t *w,
                 }
                 const int32_t j = place * shape[PM_STRIDE_W] - shape[PM_PAD_W];
                 const int32_t across = pm_taps(&columns, j, &last);
-                edge(out + row * layer->out_line + place * layer->results,
+                edge(out + row * layer->out_line + place * layer->out_step,
                      x + (i * in_row + first * layer->down + j * shape[PM_IN] + across * layer->next),
                      w + first * layer->window_row + across * layer->tap, until - first, last - across,
                      whole ? most : 0, layer);
@@ -88,7 +91,7 @@ static inline void pm_q8_convolve(int8_t *out, const int8_t *x, const int8_t *w,
         if (top < bottom && left < right) {
             const int32_t i = top * shape[PM_STRIDE_H] - shape[PM_PAD_H];
             const int32_t j = left * shape[PM_STRIDE_W] - shape[PM_PAD_W];
-            inside(out + top * layer->out_line + left * layer->results, x + i * in_row + j * shape[PM_IN], w,
+            inside(out + top * layer->out_line + left * layer->out_step, x + i * in_row + j * shape[PM_IN], w,
                    bottom - top, right - left, layer);
         }
         x += rows.size * in_row;

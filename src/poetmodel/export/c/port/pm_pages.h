@@ -129,7 +129,7 @@ static uint32_t pm_bytes_of(uint32_t slot)
     if (row == PM_SEAL_ROW) return PM_SEAL_BYTES;
 #endif
 #if PM_REPLAY
-    if (slot >= PM_SLOTS) return pm_group_bytes();
+    if (slot >= pm_count(PM_SLOTS)) return pm_group_bytes();
 #endif
     return pm_slot_bytes[row] * (uint32_t)(sizeof(pm_real) / 4u);
 }
@@ -182,7 +182,7 @@ static uint32_t pm_start_of(uint32_t slot)
 {
     uint32_t start = 0;
 #if PM_REPLAY && PM_VOLATILE
-    if (slot >= PM_SLOTS) {
+    if (slot >= pm_count(PM_SLOTS)) {
         return pm_generation_start(PM_PLACES) + (slot - PM_SLOTS) * pm_up(pm_group_bytes(), PM_COMMIT_BLOCK);
     }
 #endif
