@@ -24,7 +24,6 @@ from poetmodel.choosing.search import (
     select,
 )
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
 from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -287,9 +286,9 @@ def _check_options(
     layers_of((), per)
     if scores != GRADIENT_NORM:
         _given_scores(scores)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, str | Path):
-        load_profile(profile, device=board)
+        Costs.load(profile, device=board)
     elif profile is None and board is None:
         raise InputError(_NO_COSTS)
     if not parse_tile(tile).is_whole and board is None:
@@ -307,7 +306,7 @@ def _in_tiles(
     """Return the size of tiles, the step in them, and limits whose RAM is that of the whole one."""
     if choice.is_whole:
         return None, step, dict(limits)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
@@ -409,11 +408,11 @@ def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, sourc
 def _costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if board is None else replace(profile, device=board)
     if profile is not None:
-        return load_profile(profile, device=board)
+        return Costs.load(profile, device=board)
     if board is None:
         raise InputError(_NO_COSTS)
     return Costs.estimate(step.graph, board)
