@@ -247,7 +247,7 @@ def check_same(step, tile_bytes):
     rotating(
         product(NETWORKS, OPTIMIZERS, (800, 300)),
         {
-            (residual, "adam", 300), (single, "sgd", 300), (channels, "gradients", 800),
+            (single, "sgd", 300), (channels, "gradients", 800),
             (pools, "momentum", 300), (twice, "gradients", 300), (recurrent, "sgd", 800),
             (wider, "sgd", 800), (evaluated, "amsgrad", 800),
         },
