@@ -10,11 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
+from kit.random_masks import uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.int8.gradients import update_16_bits, update_stochastic
+from poetmodel.torch.int8.gradients import Draws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
-from poetmodel.torch.int8.training import TrainedLayer
+from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torchao")
@@ -185,6 +186,15 @@ def test_stochastic_rounding_keeps_the_mean():
     assert set(weight.tolist()) == {-127}
 
 
+def test_draws_are_those_of_the_generator_of_exported_code():
+    """Philox, as NumPy computes it, with another third word than dropout has."""
+    weight = torch.zeros((5, 7), dtype=torch.int8)
+    mine = Draws(update=3, site=2, seed=9).uniform(weight)
+    assert mine.shape == weight.shape
+    wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
+    assert mine.flatten().tolist() == wanted.tolist()
+
+
 # -- networks --------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_network_without_headroom_has_the_bytes_of_the_frozen_one(batches):
@@ -256,7 +266,8 @@ def test_weight_decay_takes_real_weights(step):
     model, x, _ = step
     layer = model.get_submodule("6")
     before = layer.real_weight()
-    layer.update(torch.zeros(layer.weight.shape), 0.5, weight_decay=0.1)
+    zeros = torch.zeros(layer.weight.shape)
+    subtract_gradient(layer.state, zeros, layer.weight_scale, 0.5, weight_decay=0.1)
     off = (layer.real_weight() - before * 0.95).abs() / layer.weight_scale[:, None]
     assert off.max() <= 0.5 / 256 + 1e-6
     assert x is not None
@@ -264,11 +275,19 @@ def test_weight_decay_takes_real_weights(step):
 
 # -- compiled steps --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"clip_grad_norm": 0.05}, marks=pytest.mark.slow)], ids=str
+    ("rounding", "options"),
+    [
+        ("16 bits", {}),
+        pytest.param("16 bits", {"clip_grad_norm": 0.05}, marks=pytest.mark.slow),
+        ("stochastic", {}),
+    ],
+    ids=str,
 )
-def test_compiled_steps_have_the_bits_of_eager(step, options):
+def test_compiled_steps_have_the_bits_of_eager(step, batches, rounding, options):
     """State, moments of nothing, and losses of five steps, with weight decay."""
     model, x, y = step
+    if rounding != "16 bits":
+        model = pmt.quantized(network(), batches, train="last-2", rounding=rounding)
     twin = copy.deepcopy(model)
     optimizer = pmt.QuantizedSGD(model, lr=0.5, weight_decay=1e-3)
     own = pmt.QuantizedSGD(twin, lr=0.5, weight_decay=1e-3)
@@ -285,6 +304,30 @@ def test_compiled_steps_have_the_bits_of_eager(step, options):
         model.state_dict().items(), twin.state_dict().values(), strict=True
     ):
         assert torch.equal(mine, theirs), name
+
+
+def test_updates_go_on_from_a_stored_optimizer(batches):
+    """Stochastic rounding draws by the number of the update, which a state dict has."""
+    model = pmt.quantized(network(), batches, train="last-1", rounding="stochastic")
+    optimizer = pmt.QuantizedSGD(model, lr=0.5, seed=7)
+    y = torch.tensor([0, 1, 2, 3])
+
+    def weights_after_a_step(model, optimizer):
+        loss_of(model, batches[0], y)
+        optimizer.step()
+        return next(iter(model.trained_layers().values())).weight
+
+    weights_after_a_step(model, optimizer)
+    twin, own = copy.deepcopy((model, optimizer))
+    other = copy.deepcopy(model)
+    stored = pmt.QuantizedSGD(other, lr=0.1)
+    stored.load_state_dict(optimizer.state_dict())
+    another = copy.deepcopy(model)
+    fresh = pmt.QuantizedSGD(another, lr=0.5, seed=7)
+    expected = weights_after_a_step(model, optimizer)
+    assert torch.equal(weights_after_a_step(twin, own), expected)
+    assert torch.equal(weights_after_a_step(other, stored), expected)
+    assert not torch.equal(weights_after_a_step(another, fresh), expected)
 
 
 def test_traced_step_has_its_label_and_int8_state(step):
