@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import Draws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
+from poetmodel.torch.step.optimizers import rules_of
+from poetmodel.torch.step.updates import QuantizedUpdate
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torchao")
@@ -65,6 +68,13 @@ def loss_of(model, x, y):
     loss = functional.cross_entropy(model(x), y)
     loss.backward()
     return loss.item()
+
+
+def assert_same(model, twin):
+    """Assert that two models have the same state."""
+    theirs = twin.state_dict()
+    for name, mine in model.state_dict().items():
+        assert torch.equal(mine, theirs[name]), name
 
 
 def integers(*shape, low=-128, high=128):
@@ -300,10 +310,69 @@ def test_compiled_steps_have_the_bits_of_eager(step, batches, rounding, options)
             torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad_norm"])
         optimizer.step()
         assert float(compiled(x, y)) == loss
-    for (name, mine), theirs in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.equal(mine, theirs), name
+    assert_same(model, twin)
+
+
+def test_gradients_of_micro_batches_accumulate(step, batches):
+    """Two compiled halves of a batch, and one update: the bits of eager, which sums them."""
+    model, _, y = step
+    twin = copy.deepcopy(model)
+    optimizer, own = pmt.QuantizedSGD(model, lr=0.5), pmt.QuantizedSGD(twin, lr=0.5)
+    loss_fn = functional.cross_entropy
+    compiled = pmt.compile(twin, loss_fn, (batches[0], y), ram="100%", accumulate=2)
+    for pair in (batches[:2], batches[2:]):
+        for x in pair:
+            (loss_fn(model(x), y) / 2).backward()
+            compiled(x, y)
+        for each in (optimizer, own):
+            each.step()
+            each.zero_grad()
+    assert_same(model, twin)
+
+
+@pytest.mark.parametrize("rounding", ["16 bits", "stochastic"])
+def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
+    """The update sums gradients of batches, and takes one step with the last one, clipped."""
+    model = pmt.quantized(network(), batches, train="last-1", rounding=rounding)
+    optimizer = pmt.QuantizedSGD(model, lr=0.5, weight_decay=1e-2, seed=3)
+    (layer,) = model.trained_layers().values()
+    gradients = torch.randn(3, *layer.weight.shape)
+    state = [*(tensor.clone() for tensor in layer.state), torch.zeros(layer.weight.shape)]
+    ((rule, _),) = rules_of(optimizer)
+    draws = partial(optimizer.draws, 0) if rounding == "stochastic" else None
+    update = QuantizedUpdate(rule, site=0, draws=draws, batches=3)
+    rate, factor = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25)
+    for count, gradient in enumerate(gradients):
+        update.replace(state, [gradient], layer.weight_scale, rate, torch.tensor(count), factor)
+        same = [torch.equal(a, b) for a, b in zip(state, layer.state, strict=False)]
+        assert all(same) == (count < 2)
+    layer.weight_gradient.grad = (gradients[0] + gradients[1] + gradients[2]) * factor
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(state, layer.state, strict=False))
+    assert not state[-1].any()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's
+def test_backend_has_the_bits_of_eager(step, batches):
+    """Layers in int8 under ``torch.compile``, with an optimizer of its own beside it."""
+    model, _, y = step
+    twin = copy.deepcopy(model)
+    optimizer, own = pmt.QuantizedSGD(model, lr=0.5), pmt.QuantizedSGD(twin, lr=0.5)
+
+    def loss_of_twin(x, y):
+        return functional.cross_entropy(twin(x), y)
+
+    own_backend = pmt.backend(ram="100%")
+    compiled = torch.compile(loss_of_twin, backend=own_backend, fullgraph=True, dynamic=False)
+    for x in batches[:2]:
+        loss = loss_of(model, x, y)
+        twin.zero_grad()
+        mine = compiled(x, y)
+        mine.backward()
+        assert mine.item() == loss
+        optimizer.step()
+        own.step()
+    assert_same(model, twin)
 
 
 def test_updates_go_on_from_a_stored_optimizer(batches):
