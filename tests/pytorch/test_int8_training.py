@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
+from kit.quantized_networks import converted, float_front, images, write_onnx
 from kit.random_masks import uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
@@ -269,6 +270,38 @@ def test_frozen_layers_between_trained_ones_pass_gradients_on(batches):
     assert list(model.trained_layers()) == ["0", "10"]
     loss_of(model, batches[0], torch.tensor([0, 1, 2, 3]))
     assert model.get_submodule("0").weight_gradient.grad.abs().max() > 0
+
+
+def test_converted_modules_and_onnx_files_train_likewise(tmp_path, told):
+    """They have the layers of one another, and the same steps; the rest is frozen, or float."""
+    onnx = pytest.importorskip("onnx")
+    module = converted(float_front(), images(8), dtype=torch.uint8)
+    write_onnx(module, tmp_path / "net.onnx", head=nn.Linear(10, 3))
+    own = nn.Sequential(pmt.quantized(module, train="last-2"), nn.Linear(10, 3))
+    file = pmt.from_onnx(tmp_path / "net.onnx", train="last-2")
+    own[1].load_state_dict({"weight": file.head.weight.detach(), "bias": file.head.bias.detach()})
+    assert not list(pmt.from_onnx(tmp_path / "net.onnx").front.parameters())
+    for model in (own, file):
+        optimizer = pmt.QuantizedSGD(model, lr=0.5)
+        for _ in range(2):
+            loss_of(model, images(), torch.tensor([0, 2]))
+            optimizer.step()
+    layers = [list(front.trained_layers().values()) for front in (own[0], file.front)]
+    assert [len(each) for each in layers] == [2, 2]
+    for mine, theirs in zip(*layers, strict=True):
+        assert torch.equal(mine.weight, theirs.weight)
+        assert torch.equal(mine.residual, theirs.residual)
+    assert torch.equal(own(images()), file(images()))
+    with told.raises(InputError, "name"):
+        pmt.from_onnx(tmp_path / "net.onnx", train="dense")
+    value = partial(onnx.helper.make_tensor_value_info, shape=[1, 3])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])], "float", [value("x", 1)], [value("y", 1)]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    onnx.save(model, tmp_path / "float.onnx")
+    with told.raises(InputError, "float"):
+        pmt.from_onnx(tmp_path / "float.onnx", train="all")
 
 
 def test_weight_decay_takes_real_weights(step):
