@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.optim.sgd import sgd
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
+    RoundingDraws,
     split_16_bits,
     update_16_bits,
     update_stochastic,
@@ -27,10 +29,12 @@ from poetmodel.torch.int8.gradients import (
 from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROUNDINGS: Final = ("16 bits", "stochastic")
 """Ways to keep changes of a weight that are below a step of a byte."""
+_SEEDS: Final = 2**32
+"""Number of seeds of stochastic rounding."""
 
 
 class TrainedLayer(QuantizedLayer):
@@ -78,49 +82,50 @@ class TrainedLayer(QuantizedLayer):
         """Return the operator and the rounding."""
         return f"{self.operator}, {self.rounding}"
 
-    def update(self, gradient: Tensor, lr: float, *, weight_decay: float = 0.0) -> None:
-        """Take a step of gradient descent with the weights, in place.
-
-        `gradient` is that of the real weights, with the shape of `weight`.
-        """
-        residual = self.residual if self.rounding == ROUNDINGS[0] else None
-        subtract_gradient(
-            self.weight, residual, gradient, self.weight_scale, lr, weight_decay=weight_decay
-        )
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The tensors that an update of the weights replaces: weight, and residual if any."""
+        return (self.weight, self.residual) if self.rounding == ROUNDINGS[0] else (self.weight,)
 
     def real_weight(self) -> Tensor:
         """Return the real weights, with the shape of `weight`."""
-        residual = self.residual if self.rounding == ROUNDINGS[0] else None
-        return real_weight(self.weight, residual, self.weight_scale)
+        return real_weight(self.state, self.weight_scale)
 
 
 def subtract_gradient(
-    weight: Tensor,
-    residual: Tensor | None,
+    state: Sequence[Tensor],
     gradient: Tensor,
     weight_scale: Tensor,
     lr: float,
     *,
-    weight_decay: float,
+    weight_decay: float = 0.0,
+    maximize: bool = False,
+    draws: RoundingDraws | None = None,
 ) -> None:
     """Take a step of gradient descent with int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in steps of a byte; see
-    `update_16_bits`, and `update_stochastic` for weights without a residual.
+    `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
     """
+    if maximize:
+        gradient = -gradient
     if weight_decay:
-        gradient = gradient.add(real_weight(weight, residual, weight_scale), alpha=weight_decay)
+        gradient = gradient + real_weight(state, weight_scale) * weight_decay
+    weight, *residuals = state
     change = gradient * lr / by_result(weight_scale, weight)
-    if residual is None:
-        update_stochastic(weight, torch.rand(change.shape), change)
+    if residuals:
+        update_16_bits(weight, residuals[0], change)
+    elif draws is None:
+        raise InputError("draws: expected those of an update, which stochastic rounding needs")
     else:
-        update_16_bits(weight, residual, change)
+        update_stochastic(weight, draws.uniform(weight), change)
 
 
-def real_weight(weight: Tensor, residual: Tensor | None, weight_scale: Tensor) -> Tensor:
-    """Return the real numbers that int8 weights stand for."""
+def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:
+    """Return the real numbers that int8 weights, and their residuals if any, stand for."""
+    weight, *residuals = state
     whole = weight.to(torch.int32) * STEPS
-    if residual is not None:
+    for residual in residuals:
         whole = whole + residual
     return whole.float() * (by_result(weight_scale, weight) / STEPS)
 
@@ -270,11 +275,7 @@ class QuantizedNetwork(QuantizedFront):
                 "a quantized network has no gradient with respect to its input, which requires "
                 "one; freeze what is in front of it (requires_grad_(False))"
             )
-        values: list[tuple[Tensor, Tensor | None]] = [(x.float(), None)]
-        for wire in self.wires:
-            layer = self.get_submodule(wire.layer)
-            values.append(_call(layer, [values[number] for number in wire.takes]))
-        result = values[-1][0]
+        result, _ = self.values((x.float(), None), _call)
         return (result.flatten(1) if self.flat else result).to(x.dtype)
 
     def trained_layers(self) -> dict[str, TrainedLayer]:
@@ -321,24 +322,53 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     ----------
     model : torch.nn.Module
         The model.
-    lr : float
+    lr : float, optional
         Learning rate.
     weight_decay : float, optional
         Factor of the real weights that is added to the gradients.
+    seed : int, optional
+        Seed of stochastic rounding, from 0 to below 2^32: ``PM_SEED`` of exported code. Random
+        numbers follow from it, the number of the update, which parameter groups count as
+        ``updates``, the layer and the element; no other generator is read or changed.
 
     Raises
     ------
     InputError
-        If the learning rate or the weight decay is negative or not finite.
+        If the learning rate or the weight decay is negative or not finite, or the seed is no such
+        number.
     """
 
-    def __init__(self, model: nn.Module, lr: float, *, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
+    ) -> None:
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")
-        self._layers = trained_layers(model)
+        if type(seed) is not int or not 0 <= seed < _SEEDS:
+            raise InputError(f"seed: expected a whole number from 0 to below 2^32, got {seed!r}")
+        self._layers = list(trained_layers(model).values())
         trained = [p for p in model.parameters() if p.requires_grad]
         super().__init__(trained, lr=lr, weight_decay=weight_decay)
+        self.defaults.update(updates=0, seed=seed)
+        for group in self.param_groups:
+            group.update(updates=0, seed=seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layers": self._layers}
+
+    def sites(self) -> dict[int, int]:
+        """Return the numbers of its int8 layers, by the identity of `weight_gradient`."""
+        return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
+
+    def draws(self, group: int, site: int) -> RoundingDraws:
+        """Return the random numbers of the next update of a layer in a parameter group."""
+        settings = self.param_groups[group]
+        return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
+
+    def count_update(self) -> None:
+        """Add one to the number of updates of each parameter group."""
+        for group in self.param_groups:
+            group["updates"] += 1
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -347,17 +377,27 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            lr, decay = float(group["lr"]), group["weight_decay"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                layer = self._layers.get(id(parameter))
-                if layer is not None:
-                    layer.update(parameter.grad, lr, weight_decay=decay)
-                    continue
-                gradient = parameter.grad
-                if decay:
-                    gradient = gradient.add(parameter, alpha=decay)
-                parameter.add_(gradient, alpha=-lr)
+        sites = self.sites()
+        for number, group in enumerate(self.param_groups):
+            lr = float(group["lr"])
+            settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
+            given = [p for p in group["params"] if p.grad is not None]
+            for parameter in (p for p in given if id(p) in sites):
+                site = sites[id(parameter)]
+                layer, draws = self._layers[site], self.draws(number, site)
+                subtract_gradient(
+                    layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
+                )
+            real = [p for p in given if id(p) not in sites]
+            sgd(
+                real,
+                [p.grad for p in real],
+                [None] * len(real),
+                lr=lr,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                **settings,
+            )
+        self.count_update()
         return loss
