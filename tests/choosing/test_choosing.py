@@ -418,4 +418,7 @@ def test_infeasible_is_said_of_the_whole_step_or_of_tiles(told):
     most = checkpoint_all_peak_bytes(step.graph)
     assert share.result.problem.ram_budget_bytes == 6 * most // 10
     *_, auto = chosen(ram="12KiB", tile="auto")
-    assert auto.tile_bytes is not None
+    tried = {trial.tile_bytes: trial.value for trial in auto.tile_trials}
+    assert len(tried) > 1
+    assert tried[auto.tile_bytes] == min(tried.values())
+    assert auto.to_dict()["choice"]["tile_trials"][0]["tile_bytes"] == max(tried)

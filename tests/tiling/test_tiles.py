@@ -1,5 +1,6 @@
 """Tiles: a step whose larger tensors are in slices of channels has the bits of the whole one."""
 
+import json
 import re
 from dataclasses import replace
 from itertools import product
@@ -382,6 +383,8 @@ def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
     assert 1 < len(tried) <= MAX_CANDIDATES
     assert next(iter(tried)) == 3072
     assert tried[deployment.tile_bytes] == min(tried.values())
+    manifest = json.loads((tmp_path / "auto" / "manifest.json").read_text(encoding="utf-8"))
+    assert {each["tile_bytes"]: each["value"] for each in manifest["tile_trials"]} == tried
     size = deployment.tile_bytes
     assert deployment.step.graph.sha256 == tiled(step, size).graph.sha256
     for size in tried:

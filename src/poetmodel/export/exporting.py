@@ -30,7 +30,6 @@ from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_source, migration_of
 from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
-from poetmodel.export.tile_trials import cheapest_tiles
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
@@ -41,6 +40,7 @@ from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
+from poetmodel.solver.tile_trials import cheapest_tiles
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
+INTERRUPTED_RATIO: Final = 0.1
+"""The same if Ctrl-C ended the trials of tiles: time to plan the schedule that they found."""
 
 
 class ExportKeywords(TypedDict, total=False):
@@ -286,7 +288,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         )
 
     with_tiles = partial(_with_tiles, deployment, stored=sample_storage)
-    fitting = fitting_tiles(step, choice, board, room_bytes=room, paging=pages)
+    fitting = fitting_tiles(
+        step, choice, board, room_bytes=room, paging=pages, names_nodes=profile is not None
+    )
     chosen = cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
     tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
@@ -320,7 +324,12 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
     available = board.ram_bytes - reserved
     result, plan, arena = _fitted(
-        problem, board, clock, STEP_RATIO, available_bytes=available, start=chosen.schedule
+        problem,
+        board,
+        clock,
+        INTERRUPTED_RATIO if chosen.interrupted else STEP_RATIO,
+        available_bytes=available,
+        start=None if chosen.result is None else chosen.result.schedule,
     )
     stored = stored and in_plan_order(stored, step, plan)
     migration = None if source is None else migration_of(step, source)

@@ -227,7 +227,7 @@ def manifest(
             "step": arena.bytes,
             **{each.kind: deployment.pass_bytes(each) for each in deployment.passes},
         },
-        "tile_bytes": deployment.tile_bytes,
+        **_tiles(deployment),
         "ram": deployment.ram_map(),
         "flash": deployment.flash_map(),
         "arena": arena.to_dict(),
@@ -274,7 +274,7 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         **_exactness(deployment.step),
         "device": deployment.plan.device,
         "ram_bytes": deployment.ram_bytes,
-        "tile_bytes": deployment.tile_bytes,
+        **_tiles(deployment),
         "ram": deployment.ram_map(),
         "flash": deployment.flash_map(),
         "arena_bytes": deployment.arena_bytes,
@@ -286,6 +286,12 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         **_cycles(deployment),
         "schedule": None if result is None else result.to_dict(),
     }
+
+
+def _tiles(deployment: Deployment) -> dict[str, Any]:
+    """Return the size of tiles, and the sizes that were tried, if there was a choice."""
+    tried = [trial.to_dict() for trial in deployment.tile_trials]
+    return {"tile_bytes": deployment.tile_bytes, **({"tile_trials": tried} if tried else {})}
 
 
 def _cycles(deployment: Deployment) -> dict[str, Any]:

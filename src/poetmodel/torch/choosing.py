@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,6 @@ from poetmodel.choosing.search import (
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
-from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.io import load_scores
 from poetmodel.problem import Problem
@@ -35,7 +35,8 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
-from poetmodel.tiling.choice import chosen_tiles, needed_bytes, parse_tile
+from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
+from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
@@ -81,6 +82,8 @@ class Choice:
     the whole step, or of nothing, where the sets were compared on graphs of other nodes."""
     tile_bytes: int | None = None
     """The size of the tiles of all steps [B]; None where they are whole."""
+    tile_trials: tuple[TileTrial, ...] = ()
+    """Sizes of tiles that were tried for ``auto``; empty where there was no choice."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -128,6 +131,7 @@ class Choice:
                 "scores": dict(self.scores),
                 "note": self.note,
                 "tile_bytes": self.tile_bytes,
+                "tile_trials": [trial.to_dict() for trial in self.tile_trials],
                 "statistics": dict(self.selection.statistics),
             }
         }
@@ -177,7 +181,8 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         Name of the step; by default the class of `model`.
     tile : str or int, optional
         Largest tensor, such as ``32KiB``: the steps are in tiles, as those of `export`; with
-        ``auto`` of the size that it chooses for the step that trains all. Default: whole ones.
+        ``auto`` of the size with the best schedule for the step that trains all, of those that fit
+        and are tried in a share of the time. Default: whole ones.
     backend, time_limit, gap, threads, seed
         As for `poetmodel.solve`. The gap is that of the score, and of the schedule of the set.
         Capturing comes on top of the time.
@@ -220,11 +225,6 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable) if trainable else None
     whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    tile_bytes, step, limits = _in_tiles(whole, parse_tile(tile), device, limits)
-    freezable = Freezable(step=step)
-    layers = layers_of(freezable.parameters, per)
-    worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
-    problem = Problem(step.graph, _costs(step, device, profile), **limits)
     clock = Request(
         backend=backend,
         time_limit_s=time_limit,
@@ -234,6 +234,14 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         solver_options=dict(solver_options or {}),
     )
     find_backend(backend).check_options(clock.solver_options)
+    tiles, limits = _in_tiles(whole, parse_tile(tile), device, profile, limits, clock)
+    used_s = time_limit if tiles.interrupted else clock.elapsed_s()
+    tile_bytes, step = tiles.tile_bytes, tiles.step
+    freezable = Freezable(step=step)
+    layers = layers_of(freezable.parameters, per)
+    worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
+    problem = Problem(step.graph, _costs(step, device, profile), **limits)
+    clock = replace(clock, started_s=time.monotonic() - used_s)
     selection = select(
         freezable,
         problem,
@@ -251,6 +259,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
             step=None,
             note=_proved_of(whole, problem, tile_bytes, selection.status),
             tile_bytes=tile_bytes,
+            tile_trials=tiles.trials,
         )
     start = None if selection.result is None else selection.result.schedule
     if tile_bytes is not None:
@@ -263,6 +272,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
             result=_scheduled(derived_step, derived, problem.resolved(), clock, start),
             step=derived_step,
             tile_bytes=tile_bytes,
+            tile_trials=tiles.trials,
         )
     with _training(_parameters(model, loss_fn), chosen):
         captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
@@ -302,21 +312,32 @@ def _in_tiles(
     step: LoweredStep,
     choice: TileChoice,
     device: str | Device | None,
+    profile: str | Path | Costs | None,
     limits: Mapping[str, Any],
-) -> tuple[int | None, LoweredStep, dict[str, Any]]:
-    """Return the size of tiles, the step in them, and limits whose RAM is that of the whole one."""
+    clock: Request,
+) -> tuple[ChosenTiles, dict[str, Any]]:
+    """Return the tiles of a step, and limits whose RAM is that of the whole one."""
     if choice.is_whole:
-        return None, step, dict(limits)
+        return ChosenTiles(tile_bytes=None, step=step), dict(limits)
     board = load_device(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
     budget = Budget.of_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    stack = stack_bytes(None, commit=bool(limits.get("commit")))
-    room = budget.tensor_bytes(whole_bytes, reserved_bytes=reserved_bytes(step, stack))
-    paging = board.storage is not None and limits.get("paging", True)
-    size, found = chosen_tiles(step, choice, board, room_bytes=room, paging=paging)
-    return size, found, {**limits, "ram": budget.in_bytes(whole_bytes)}
+    own = {**limits, "ram": budget.in_bytes(whole_bytes)}
+    candidates = fitting_tiles(
+        step,
+        choice,
+        board,
+        room_bytes=budget.resolve(whole_bytes),
+        paging=board.storage is not None and limits.get("paging", True),
+        names_nodes=profile is not None,
+    )
+
+    def stated(step: LoweredStep) -> Problem:
+        return Problem(step.graph, _costs(step, device, profile), **own)
+
+    return cheapest_tiles(candidates, stated, clock), own
 
 
 def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:
