@@ -75,8 +75,8 @@ class CustomOperation:
     def __repr__(self) -> str:
         return self.__name__
 
-    def settings(self) -> dict[str, Any]:
-        """Return its attributes that say what it computes, by name."""
+    def form(self) -> dict[str, Any]:
+        """Return the attributes on which its results depend, by name."""
         return vars(self)
 
 
@@ -222,14 +222,14 @@ class QuantizedUpdate(Update):
         batches: int = 1,
     ) -> None:
         super().__init__("quantized_sgd")
-        self.sgd = rule
+        self.settings = rule
         self.site = site
         self.is_stochastic = draws is not None
         self.batches = batches
         self._draws = draws
 
-    def settings(self) -> dict[str, Any]:
-        """Return its attributes but the count of updates, which each step has anew."""
+    def form(self) -> dict[str, Any]:
+        """Return the attributes on which its results depend but the count of updates, by name."""
         return {name: value for name, value in vars(self).items() if name != "_draws"}
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
@@ -257,8 +257,8 @@ class QuantizedUpdate(Update):
             gradient,
             scale,
             rate.item(),
-            weight_decay=self.sgd.weight_decay,
-            maximize=self.sgd.maximize,
+            weight_decay=self.settings.weight_decay,
+            maximize=self.settings.maximize,
             draws=None if self._draws is None else self._draws(self.site),
         )
 
