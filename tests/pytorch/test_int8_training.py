@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
+from kit.commands import invoke
 from kit.quantized_networks import converted, float_front, images, write_onnx
 from kit.random_masks import uniform
 from poetmodel.errors import InputError
@@ -18,6 +19,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
+from poetmodel.torch.lowering.operands import _LOWERED as LOWERED
 from poetmodel.torch.step.optimizers import rules_of
 from poetmodel.torch.step.updates import QuantizedUpdate
 
@@ -442,6 +444,46 @@ def test_traced_step_has_its_label_and_int8_state(step):
     replaced = {graph.tensors[i].name: graph.tensors[i].bytes for i in graph.state_tensors}
     of_weights = [size for name, size in replaced.items() if name.endswith(("weight", "residual"))]
     assert sum(of_weights) == 2 * count
+
+
+def test_commands_say_what_the_numbers_are(step, tmp_path):
+    """Limits, schedules and reports of a traced step have the label."""
+    model, x, y = step
+    given = (functional.cross_entropy, (x[:1], y[:1]))
+    graph = pmt.trace(model, *given, optimizer=pmt.QuantizedSGD(model, lr=0.5)).graph
+    names = ("net.graph.json", "a.json", "a.html")
+    path, schedule, page = (tmp_path / name for name in names)
+    graph.save(path)
+    limits = invoke("limits", str(path), "--device", "nrf52840", "--time-limit", "20")
+    assert graph.exactness in " ".join(limits.out.split())
+    options = ("--device", "nrf52840", "--ram", "100%", "--time-limit", "20")
+    solved = invoke("solve", str(path), *options, "--out", str(schedule))
+    assert graph.exactness in " ".join(solved.out.split())
+    invoke("report", str(schedule), "--graph", str(path), "--out", str(page))
+    assert graph.exactness in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(QuantizedUpdate not in LOWERED, reason="C has no kernels of int8 weights yet")
+def test_choose_trains_int8_layers(batches):
+    """A layer's weight and residual are one tensor, with scores of real gradients; proved."""
+    model = pmt.quantized(network(), batches, train=["3", "6", "10"])
+    loss_fn, inputs = functional.cross_entropy, (batches[0][:1], torch.tensor([1]))
+    options = {"device": "nrf52840", "scores": "gradient-norm", "paging": False}
+    every = pmt.choose(model, loss_fn, inputs, ram="100%", **options)
+    assert every.layers == ("3", "6", "10")
+    fewer = pmt.choose(model, loss_fn, inputs, ram="60%", **options)
+    assert fewer.status == "optimal"
+    assert not fewer.note
+    assert set(fewer.layers) < set(every.layers)
+    assert fewer.result.energy_j < every.result.energy_j
+    graph = fewer.step.graph
+    state = {graph.tensors[i].name for i in graph.state_tensors}
+    trained = {layer for layer in "36" if f"{layer}.residual" in state}
+    assert trained == set(fewer.layers) - {"10"}
+    fewer.freeze(model)
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == set(fewer.parameters)
+    with pytest.raises(InputError, match="cannot be trained"):
+        pmt.choose(model, loss_fn, inputs, **{**options, "scores": {"0": 1.0}}, ram="100%")
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
+from poetmodel.torch.step.optimizers import named_optimizer
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -221,8 +222,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         named = _parameters(model, loss_fn).items()
         check_names(given, layers_of((name for name, p in named if p.requires_grad), per), source)
     if optimizer is None:
-        trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
-        optimizer = torch.optim.SGD(trainable) if trainable else None
+        optimizer = named_optimizer("sgd", model, loss_fn)
     whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     clock = Request(
         backend=backend,
@@ -411,13 +411,13 @@ def _given_scores(given: Mapping[str, float] | str | Path) -> tuple[dict[str, fl
 
 
 def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise where a score is that of a layer in int8."""
-    fronts = [
-        path
-        for path, module in with_fronts(model).named_modules()
-        if isinstance(module, QuantizedFront)
-    ]
+    """Raise where a score is that of a frozen layer in int8."""
+    own = with_fronts(model)
+    fronts = [path for path, module in own.named_modules() if isinstance(module, QuantizedFront)]
+    trainable = [name for name, _ in own.named_parameters()]
     for name in scores:
+        if any(f"{each}.".startswith(f"{name}.") for each in trainable):
+            continue
         for path in fronts:
             if f"{name}.".startswith(f"{path}." if path else ""):
                 raise InputError(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.differentiation import differentiable
 from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
@@ -44,8 +45,15 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         for key, tensor in tensors.items():
             self.register_buffer(key, tensor)
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return what the operator makes of one or two tensors."""
+    def forward(
+        self, *given: torch.Tensor, reals: Sequence[torch.Tensor | None] | None = None
+    ) -> Any:
+        """Return the result of the operator of one or two tensors.
+
+        With stand-ins for their real values, such as a trained layer returns, beside its own.
+        """
+        if reals is not None:
+            return differentiable(self, given, reals)
         if self.flattens:
             given = tuple(x.flatten(1) for x in given)
         constants = (getattr(self, name) for name in self.tensors)

@@ -544,7 +544,8 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
     if name == "momentum":
         return torch.optim.SGD(parameters, momentum=0.9)
     together = torch.nn.ModuleList(own)
-    if name == Sgd.op and trained_layers(together):
+    trains = any(parameter.requires_grad for parameter in parameters)
+    if name == Sgd.op and trains and trained_layers(together):
         return QuantizedSGD(together)
     kinds: dict[str, Any] = {
         rule.op: kind for kind, rule in TRACED_RULES.items() if kind is not QuantizedSGD

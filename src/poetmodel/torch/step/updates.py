@@ -75,8 +75,8 @@ class CustomOperation:
     def __repr__(self) -> str:
         return self.__name__
 
-    def settings(self) -> dict[str, Any]:
-        """Return its attributes that say what it computes, by name."""
+    def form(self) -> dict[str, Any]:
+        """Return the attributes on which its results depend, by name."""
         return vars(self)
 
 
@@ -222,14 +222,14 @@ class QuantizedUpdate(Update):
         batches: int = 1,
     ) -> None:
         super().__init__("quantized_sgd")
-        self.sgd = rule
+        self.settings = rule
         self.site = site
         self.is_stochastic = draws is not None
         self.batches = batches
         self._draws = draws
 
-    def settings(self) -> dict[str, Any]:
-        """Return its attributes but the count of updates, which each step has anew."""
+    def form(self) -> dict[str, Any]:
+        """Return the attributes on which its results depend but the count of updates, by name."""
         return {name: value for name, value in vars(self).items() if name != "_draws"}
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
@@ -257,8 +257,8 @@ class QuantizedUpdate(Update):
             gradient,
             scale,
             rate.item(),
-            weight_decay=self.sgd.weight_decay,
-            maximize=self.sgd.maximize,
+            weight_decay=self.settings.weight_decay,
+            maximize=self.settings.maximize,
             draws=None if self._draws is None else self._draws(self.site),
         )
 
@@ -430,6 +430,7 @@ class _Extension:
         """The sum of the gradients of a parameter so far, by its identity."""
         self.quantized = trained_layers(joint.module)
         """Int8 layers by the identity of the parameter that stands for their weights."""
+        self.buffers = {id(joint.value(a)): a for a in joint.of(InputKind.BUFFER)}
 
     def extended(self, clip_grad_norm: float | None) -> Joint:
         """Put the operations in front of the graph's output."""
@@ -494,9 +495,14 @@ class _Extension:
         """Add the sums of gradients so far; return how many batches they are of."""
         for key, trained in self.parameters.items():
             zero = torch.zeros_like(trained.parameter, requires_grad=False)
-            name = f"{trained.arguments[0].name}.{GRADIENT}"
+            name = f"{self._shown(trained).name}.{GRADIENT}"
             self.totals[key] = (self._argument(name, FirstValue(zero)),)
         return self._argument(BATCHES, FirstValue(torch.tensor(0)))
+
+    def _shown(self, trained: _Trained) -> InputSpec:
+        """Return the argument whose name nodes and state of an update have: the weight itself."""
+        layer = self.quantized.get(id(trained.parameter))
+        return trained.arguments[0] if layer is None else self.buffers[id(layer.weight)]
 
     def _update(
         self,
@@ -530,8 +536,9 @@ class _Extension:
         self, layer: TrainedLayer, trained: _Trained, rule: Any, others: tuple[fx.Node, ...]
     ) -> None:
         """Add the update of the int8 weights that a parameter stands for."""
-        nodes = {id(self.joint.value(a)): a.node for a in self.joint.of(InputKind.BUFFER)}
-        *weights, scale = (nodes[id(buffer)] for buffer in (*layer.state, layer.weight_scale))
+        *weights, scale = (
+            self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
+        )
         owner = owner_of(self.optimizer, trained.parameter)
         draws = None
         if layer.rounding != ROUNDINGS[0]:
@@ -549,7 +556,7 @@ class _Extension:
             batches=self.batches,
         )
         state = [*weights, *self.totals.get(id(trained.parameter), ())]
-        path = trained.arguments[0].target
+        path = self._shown(trained).target
         self._operation(path, update, state, trained.gradients, scale, *others)
 
     def _update_buffers(self) -> None:
