@@ -24,7 +24,8 @@ def differentiable(
 ) -> tuple[Tensor, Tensor]:
     """Return the result of a layer, and the stand-in of its real value.
 
-    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`, which calls this. `reals` are the stand-ins of what it takes; None where nothing before it trains.
+    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`, which calls this. `reals` are the
+    stand-ins of what it takes; None where nothing before it trains.
     """
     if layer.flattens:
         given = [x.flatten(1) for x in given]
