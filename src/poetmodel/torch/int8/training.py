@@ -109,7 +109,7 @@ def subtract_gradient(
     `update_16_bits`, and `update_stochastic` for weights without a residual.
     """
     if weight_decay:
-        gradient = gradient.add(real_weight(weight, residual, weight_scale), alpha=weight_decay)
+        gradient = gradient + real_weight(weight, residual, weight_scale) * weight_decay
     change = gradient * lr / by_result(weight_scale, weight)
     if residual is None:
         update_stochastic(weight, torch.rand(change.shape), change)
@@ -196,11 +196,10 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
                     gradient, weight, weight_scale, x.shape[1:3], *placed
                 )
             if of_weight:
-                real_weight = operator("convolution_weight_gradient")(
-                    gradient, x, levels.scale, levels.zero, window, *placed
+                kind = "depthwise" if depthwise else "convolution"
+                real_weight = operator(f"{kind}_weight_gradient")(
+                    gradient, x, levels.scale, levels.zero, window, *placed[: 3 + (not depthwise)]
                 )
-                if depthwise:
-                    real_weight = real_weight[..., 0].permute(1, 2, 0)
         bias = gradient.flatten(0, -2).sum(0) if of_bias else None
         return None, real, real_weight, bias, None, None, None, None
 
