@@ -186,7 +186,7 @@ def test_updates_have_the_bits_of_eager(decay, sign):
         scale = torch.rand(sizes[0]) * 0.1
         all_ = (*sizes, 0, 4000)
         found = updated(*state, gradients_, scale, all_, rate, sign, decay)
-        subtract_gradient(*state, sign * gradients_, scale, rate, weight_decay=decay)
+        subtract_gradient(state, sign * gradients_, scale, rate, weight_decay=decay)
         for mine, theirs in zip(found, state, strict=True):
             assert torch.equal(mine, theirs)
 

@@ -152,8 +152,10 @@ def _maximum_gradient(op: Lowering) -> None:
 @lowers(QuantizedUpdate)
 def _update(op: Lowering) -> None:
     state, gradients, scale, rate, *others = op.args
-    weight, residual, *totals = map(op.value, state)
     rule = op.node.target.settings
+    if op.node.target.is_stochastic:
+        op.refuse("stochastic rounding has no kernel in C; train with rounding='16 bits'")
+    weight, residual, *totals = map(op.value, state)
     if totals:
         gradient = sum_of_batches(op, totals[0], gradients, others.pop(0), others)
     else:
