@@ -33,13 +33,13 @@ KIND: Final = "int8 training"
 """Kind of the records."""
 DATA: Final = {"digits": "sklearn", "signals": "mnist1d"}
 """Data sets, and the packages that have them."""
-BATCHES: Final = {1: 800, 8: 400}
+BATCHES: Final = {1: 400, 8: 300}
 """Samples of each step, and how many steps there are."""
-RATES: Final = {1: (0.003, 0.01, 0.03, 0.1), 8: (0.01, 0.03, 0.1, 0.3)}
+RATES: Final = {1: (0.003, 0.01, 0.03), 8: (0.03, 0.1, 0.3)}
 """Learning rates that are tried, by samples of a step."""
 SEEDS: Final = 3
 """Networks of each way, from other weights and with other samples."""
-PRETRAINED: Final = 900
+PRETRAINED: Final = 500
 """Steps of the first half, in float, of 32 samples with momentum."""
 END: Final = 4
 """Weighted layers of an end."""
@@ -233,7 +233,7 @@ def _network(window: tuple[int, int]) -> nn.Sequential:
 
     placed: dict[str, Any] = {"kernel_size": window, "padding": padding}
     convolution(1, 16, **placed, stride=1 if window[0] > 1 else stride)
-    for inputs, results, by in ((16, 24, stride), (24, 48, 1), (48, 64, 1)):
+    for inputs, results, by in ((16, 32, stride), (32, 64, 1)):
         convolution(inputs, inputs, **placed, stride=by, groups=inputs)
         convolution(inputs, results, kernel_size=1)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
