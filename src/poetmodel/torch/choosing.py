@@ -25,7 +25,6 @@ from poetmodel.choosing.search import (
     select,
 )
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.io import load_scores
@@ -297,9 +296,9 @@ def _check_options(
     layers_of((), per)
     if scores != GRADIENT_NORM:
         _given_scores(scores)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, str | Path):
-        load_profile(profile, device=board)
+        Costs.load(profile, device=board)
     elif profile is None and board is None:
         raise InputError(_NO_COSTS)
     if not parse_tile(tile).is_whole and board is None:
@@ -319,7 +318,7 @@ def _in_tiles(
     """Return the tiles of a step, and limits whose RAM is that of the whole one."""
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
@@ -430,11 +429,11 @@ def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, sourc
 def _costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if board is None else replace(profile, device=board)
     if profile is not None:
-        return load_profile(profile, device=board)
+        return Costs.load(profile, device=board)
     if board is None:
         raise InputError(_NO_COSTS)
     return Costs.estimate(step.graph, board)

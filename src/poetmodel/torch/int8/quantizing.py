@@ -16,7 +16,8 @@ from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.errors import explained, quiet, require_package
 from poetmodel.torch.graph.operators import module_of
 from poetmodel.torch.int8.front import QuantizedFront
-from poetmodel.torch.int8.reading import Training, front_of, is_converted
+from poetmodel.torch.int8.reader import Training
+from poetmodel.torch.int8.reading import front_of, is_converted
 from poetmodel.torch.int8.training import ROUNDINGS
 
 if TYPE_CHECKING:
