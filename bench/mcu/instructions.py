@@ -26,7 +26,7 @@ from torch.nn import functional
 import poetmodel.lowered
 from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square
-from poetmodel.device.io import load_device
+from poetmodel.device import Device
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.lowered.instructions import OTHER, TABLE, computing, counted
 from poetmodel.tiling.choice import in_tiles
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from poetmodel.lowered.step import LoweredStep
 
-DEVICE: Final = replace(load_device("nrf52840"), flash=None)
+DEVICE: Final = replace(Device.load("nrf52840"), flash=None)
 TOO_LARGE: Final = "mobilenetv2-035"
 """A network whose step, all of it kept, does not run on the emulated board."""
 DIGITS: Final = 4

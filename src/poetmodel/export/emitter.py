@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment, ForwardPass
     from poetmodel.export.replay import Front
-    from poetmodel.lowered.calls import Argument, NamedTensor
+    from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import Weights
 
 _POINTER: Final = {
@@ -686,8 +686,3 @@ def comment(text: str) -> str:
     """Return text that may stand in a comment of C."""
     shown = text.replace("*/", "* /").replace("/*", "/ *")
     return shown.encode("ascii", "backslashreplace").decode()
-
-
-def elements(value: NamedTensor) -> int:
-    """Return how many elements a tensor has."""
-    return math.prod(value.shape)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.budgets import Budget
     from poetmodel.device import Costs, CostTable
-    from poetmodel.device.costs import Cost
+    from poetmodel.device.cost import Cost
     from poetmodel.problem.single_pass import SinglePass
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {

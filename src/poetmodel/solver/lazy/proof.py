@@ -10,7 +10,7 @@ from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import nothing_keeps
 from poetmodel.result import Termination

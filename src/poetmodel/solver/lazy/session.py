@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.solver import Solver
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.model.aggregated import Grouping
+    from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import Request

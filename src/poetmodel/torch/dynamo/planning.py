@@ -21,7 +21,7 @@ from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.compiled import of_solve
-from poetmodel.torch.dynamo.costs import CALL_S, this_machine
+from poetmodel.torch.dynamo.costs import CALL_S, machine_rates, this_machine
 from poetmodel.torch.dynamo.joint_graph import sizes_of
 from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
@@ -250,6 +250,10 @@ class FirstCall:
     """What DDP or FSDP2 has beside the function [B]."""
     share: Callable[[str, Callable[[], Any]], Any] = lambda _, make: make()
     """Takes the form of a graph and what solves it, and returns the answer for all processes."""
+    gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
+    """Takes the form of a graph and a value, and returns the values of all processes."""
+    rates: tuple[float, float] | None = None
+    """Rates of the slowest machine of all processes, as `machine_rates` has them."""
     least_ram: dict[str, SolveResult] = field(default_factory=dict)
     """Solves for the least RAM in this call, by the digest of the graph."""
 
@@ -386,7 +390,7 @@ class GraphProblem:
             name=name,
             call=call,
             graph=graph,
-            device=wanted.device or this_machine(wanted.cache),
+            device=wanted.device or this_machine(call.rates or machine_rates(wanted.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
             beside=beside,
             forward_beside_bytes=sum(beside[key] for key in early) + reserved_bytes,

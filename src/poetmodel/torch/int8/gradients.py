@@ -8,6 +8,7 @@ PyTorch: sums of whole numbers below 2^24 are exact, and have the same bits in a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -190,12 +191,62 @@ def split_16_bits(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
-    """Subtract from weights of 8 bits, in place: ``clamp(floor(weight - change + draws))``.
+    """Subtract from weights of 8 bits, in place: ``clamp(floor((weight - change) + draws))``.
 
-    `draws` are uniform from 0 to below 1, multiples of 2^-24.
+    `draws` are uniform from 0 to below 1, multiples of 2^-24. A change that is no number counts 0.
     """
     moved = torch.floor(weight.float() - change.nan_to_num(0.0) + draws)
     weight.copy_(moved.clamp(-MAX_WEIGHT, MAX_WEIGHT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Random numbers of one update of one weight, for stochastic rounding.
+
+    The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+    SC 2011), as for the dropout of exported code, with counters of its own: element e, in the order
+    of memory, has word e % 4 of the block with the counter ``(e / 4, site, 1, 0)`` and the key
+    ``(update, seed)``. Dropout has 0 for the third word of its counters.
+    """
+
+    update: int
+    """Updates of the optimizer before this one."""
+    site: int
+    """Number of the layer among the trained int8 layers of the optimizer, in the model's order."""
+    seed: int = 0
+
+    def uniform(self, weight: Tensor) -> Tensor:
+        """Return a number for each weight: the upper 24 bits of its word, times 2^-24."""
+        words = _philox(-(-weight.numel() // 4), (self.site, _ROUNDING, 0), self.update, self.seed)
+        unit = (words.flatten()[: weight.numel()] >> 8).float() * 2.0**-24
+        return unit.view(weight.shape).to(weight.device)
+
+
+_ROUNDING: Final = 1
+"""Third word of the counters of stochastic rounding."""
+_WORD: Final = 0xFFFFFFFF
+
+
+def _philox(blocks: int, counter: Sequence[int], *key: int) -> Tensor:
+    """Return four words of 32 bits for each block; `counter` has the words after its number."""
+    words = torch.zeros((blocks, 4), dtype=torch.int64)
+    words[:, 0] = torch.arange(blocks)
+    words[:, 1:] = torch.tensor(counter)
+    keys = [number & _WORD for number in key]
+    for _ in range(10):
+        # Products wrap at 64 bits, whose upper half is that of unsigned numbers once masked.
+        first, second = words[:, 0] * 0xD2511F53, words[:, 2] * 0xCD9E8D57
+        words = torch.stack(
+            (
+                (second >> 32) & _WORD ^ words[:, 1] ^ keys[0],
+                second & _WORD,
+                (first >> 32) & _WORD ^ words[:, 3] ^ keys[1],
+                first & _WORD,
+            ),
+            dim=1,
+        )
+        keys = [(keys[0] + 0x9E3779B9) & _WORD, (keys[1] + 0xBB67AE85) & _WORD]
+    return words
 
 
 def _convolution_gradient(
