@@ -99,11 +99,10 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
                     gradient, weight, weight_scale, x.shape[1:3], *placed
                 )
             if of_weight:
-                real_weight = operator("convolution_weight_gradient")(
-                    gradient, x, levels.scale, levels.zero, window, *placed
+                kind = "depthwise" if depthwise else "convolution"
+                real_weight = operator(f"{kind}_weight_gradient")(
+                    gradient, x, levels.scale, levels.zero, window, *placed[: 3 + (not depthwise)]
                 )
-                if depthwise:
-                    real_weight = real_weight[..., 0].permute(1, 2, 0)
         bias = gradient.flatten(0, -2).sum(0) if of_bias else None
         return None, real, real_weight, bias, None, None, None, None
 

@@ -244,7 +244,15 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with all parameters that have a gradient; return the closure's loss."""
+        """Take a step with all parameters that have a gradient; return the closure's loss.
+
+        Raises
+        ------
+        InputError
+            If a parameter group has a momentum.
+        """
+        if any(group["momentum"] for group in self.param_groups):
+            raise InputError("momentum: int8 weights are trained by SGD without momentum; set it 0")
         loss = None
         if closure is not None:
             with torch.enable_grad():
