@@ -505,7 +505,7 @@ def test_a_summary_says_that_nothing_was_compiled():
     [
         ({"regions": ["encoder"]}, "expected budgets by module"),
         ({"regions": {"encoder.*": "much"}}, "expected a size"),
-        ({"regions": {"encoder.*": "1MiB"}, "kernels": "inductor"}, "only counted with kernels"),
+        ({"regions": {"encoder.*": "1MiB"}, "kernels": "inductor"}, "regions: needs kernels"),
     ],
 )
 def test_wrong_budgets_of_regions_are_refused(given, told):

@@ -15,6 +15,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from poetmodel.graph import Graph, Phase
+from poetmodel.torch.dynamo.gradients import is_addition
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.dropout import dropout_mask
 from poetmodel.torch.graph.operators import (
@@ -105,7 +106,7 @@ class JointGraph(StepGraph):
             effects=frozenset(filter(is_effect, calls)),
             is_inlined=is_inlined,
         )
-        self.held = self.behind(self.results)
+        self.held = self.behind(node for node in self.results if not is_addition(node))
         """Numbers of what is handed over at the end."""
         self.outside_bytes = 0
         """What others take at most between the forward and the backward pass [B]."""
@@ -292,6 +293,11 @@ class JointGraph(StepGraph):
         return frozenset(self.behind(self.results[: self.forward_outputs]))
 
     @cached_property
+    def added_bytes(self) -> int:
+        """The size of the gradients that the backward pass adds to ``.grad`` [B]."""
+        return sum(fake(node.args[0]).nbytes for node in self.results if is_addition(node))
+
+    @cached_property
     def copied_bytes(self) -> int:
         """The size of the gradients that autograd copies when it hands them over [B].
 
@@ -306,6 +312,8 @@ class JointGraph(StepGraph):
         total, taken = 0, set[fx.Node]()
         for node, kind in zip(gradients, kinds, strict=False):
             if not isinstance(node, fx.Node) or not isinstance(kind, GradAOTOutput):
+                continue
+            if is_addition(node):
                 continue
             like = fake(given[kind.grad_of])
             if node in taken or storage_of(node) not in own or not _lie_alike(node, like):
