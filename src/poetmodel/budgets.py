@@ -82,7 +82,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileChoice:
-    """The tiles of a step as stated: of a size, of the size that fits a device, or none."""
+    """The tiles of a step as stated: of a size, of the best size that fits a device, or none."""
 
     size_bytes: int | None = None
     """The largest tile [B]; None for another choice."""

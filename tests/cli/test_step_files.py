@@ -123,10 +123,10 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     assert made.status == 0, made.err
     found = json.loads(invoke("limits", step, *BOARD, "--json").out)
     assert found["tiled_floor_bytes"] < found["floor_bytes"]
-    ram = ("--ram", f"{found['tiled_floor_bytes'] + found['reserved_bytes']}B")
+    ram = ("--ram", f"{found['tiled_floor_bytes']}B")
     committed = json.loads(invoke("limits", step, *BOARD, "--commit", "--json").out)
     assert committed["reserved_bytes"] - found["reserved_bytes"] == 512  # its stack
-    refused = invoke("solve", step, *BOARD, "--ram", f"{found['tiled_floor_bytes']}B")
+    refused = invoke("solve", step, *BOARD, *ram)
     assert refused.status == 3
     assert "proved of the step whole" in refused.err
     solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
@@ -135,6 +135,12 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     none = invoke("solve", step, "--tile", "auto", *BOARD, "--ram", "2KiB", status=3)
     assert "no tiles fit" in none.err
     assert "--tile auto looks" not in none.err
+    between, loose = ("--ram", f"{found['floor_bytes'] - 1}B"), ("--gap", "0.5", "--json")
+    auto = json.loads(invoke("solve", step, "--tile", "auto", *BOARD, *between, *loose).out)
+    tried = {trial["tile_bytes"]: trial["value"] for trial in auto["tile_trials"]}
+    assert auto["problem"]["ram_budget_bytes"] == found["floor_bytes"] - 1
+    assert len(tried) > 1
+    assert auto["objective"]["value"] <= tried[auto["tile_bytes"]] == min(tried.values())
     small = ("--tile", f"{found['tile_bytes']}B", "--json")
     half, whole = (
         json.loads(invoke("solve", step, *more, *BOARD, "--ram", "50%").out)

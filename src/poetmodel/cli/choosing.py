@@ -18,7 +18,6 @@ from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.report.presenter import Fact, percent, plural, row
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +69,8 @@ class ChoiceOptions:
         None,
         "--tile SIZE|auto",
         "Compare steps in tiles: larger parameters and activations are in slices of channels, such "
-        "as 32KiB; auto as 'poetmodel export' chooses for the step that trains all.",
+        "as 32KiB; auto tries sizes that fit, and takes that of the best schedule of the step that "
+        "trains all.",
     )
     name: str | None = options.option(
         None, "--name NAME", "Name of the step. Default: the class of the model."
@@ -135,7 +135,7 @@ def _check_options(
 ) -> None:
     """Raise for each option that is wrong for every step, before PyTorch is loaded."""
     from poetmodel.choosing.search import GRADIENT_NORM
-    from poetmodel.device.io import load_profile
+    from poetmodel.device import Costs
     from poetmodel.lowered.io import load_scores
     from poetmodel.problem.parse import check_limits
     from poetmodel.tiling.choice import parse_tile
@@ -150,7 +150,7 @@ def _check_options(
     if wanted.scores != GRADIENT_NORM:
         load_scores(Path(wanted.scores))
     if costing.profile is not None:
-        load_profile(costing.profile, device=device)
+        Costs.load(costing.profile, device=device)
 
 
 def _chosen(
@@ -223,6 +223,8 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
 
 
 def _facts(choice: Choice) -> Iterator[Fact]:
+    from poetmodel.cli.summary import tile_facts
+
     whole = sum(choice.scores.values())
     yield row(
         "choice", str(choice.status), f"{plural(choice.selection.statistics['sets'], 'set')} tried"
@@ -231,8 +233,7 @@ def _facts(choice: Choice) -> Iterator[Fact]:
     yield row("proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks")
     yield row("gap", percent(choice.gap, digits=3), "of the bound")
     yield row("trained", plural(len(choice.layers), "layer"), ", ".join(choice.layers))
-    if choice.tile_bytes is not None:
-        yield row("tiles", format_bytes(choice.tile_bytes), f"--tile {choice.tile_bytes}B")
+    yield from tile_facts(choice.tile_bytes, choice.tile_trials, choice.result.problem)
     frozen = [layer for layer in choice.scores if layer not in choice.layers]
     yield row("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
 

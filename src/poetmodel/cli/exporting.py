@@ -443,7 +443,7 @@ def step_of(
 
 
 def _facts(deployment: Deployment) -> Iterator[Fact]:
-    from poetmodel.cli.summary import proof_facts, time_facts
+    from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 
     plan, result, graph = deployment.plan, deployment.result, deployment.step.graph
@@ -453,16 +453,8 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
     again = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
     yield row("nodes", str(len(graph.nodes)), again)
-    if deployment.tile_bytes is not None:
-        yield row("tiles", format_bytes(deployment.tile_bytes), f"--tile {deployment.tile_bytes}B")
-    if deployment.tile_trials and result is not None:
-        show = result.problem.objective.format
-        tried = (
-            f"{format_bytes(trial.tile_bytes)}: "
-            + ("no schedule" if trial.value is None else show(trial.value))
-            for trial in deployment.tile_trials
-        )
-        yield row("tiles tried", "; ".join(tried), "for a share of the time")
+    if result is not None:
+        yield from tile_facts(deployment.tile_bytes, deployment.tile_trials, result.problem)
     first = plan.first_reads(graph)  # of state, a page-in like any other
     times[Op.PAGE_IN] += sum(op == Op.COMPUTE and k in first for op, k in plan.program)
     yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))

@@ -23,7 +23,7 @@ from poetmodel.graph.catalogue import (
 from poetmodel.units import MAX_BYTES, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions, LimitOptions
     from poetmodel.device import Costs, Device
@@ -76,41 +76,82 @@ def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     return in_tiles(load_step(name), shape.tile)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoTiles:
+    """The sizes of tiles of a step file that fit the RAM of its tensors."""
+
+    candidates: Sequence[tuple[int | None, LoweredStep]]
+    """Sizes [B], each with the step in them; first the largest that fits, or the least need."""
+    room_bytes: int
+    """RAM of tensors [B]."""
+    device: Device
+    paging: bool
+
+    def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
+        """Return ``--tile`` of a size as text, and print it as a hint."""
+        from poetmodel.budgets import TileChoice
+        from poetmodel.tiling.choice import needed_bytes
+
+        tile = str(TileChoice(size_bytes=tile_bytes))
+        found = f"--tile {tile} is what auto chooses for {format_bytes(self.room_bytes)} of tensors"
+        least = needed_bytes(step, self.device, paging=self.paging)
+        if least > self.room_bytes:
+            found += "; no tiles fit, and with these it needs the least: " + format_bytes(least)
+        print_warnings([found], kind="hint")
+        return tile
+
+
+def auto_tiles(
+    source: GraphOptions, costing: CostOptions, limits: LimitOptions
+) -> AutoTiles | None:
+    """Return the sizes of tiles for ``--tile auto`` of a step file; None for another graph or tile.
+
+    A percentage of RAM is of the whole step.
+    """
+    from poetmodel.budgets import Budget, TileChoice
+    from poetmodel.graph import checkpoint_all_peak_bytes
+    from poetmodel.lowered.io import load_step
+    from poetmodel.tiling.choice import fitting_tiles
+
+    name = source.model if source.graph is None else source.graph
+    if name is None or not is_step_file(name) or not TileChoice.parse(source.tile).is_auto:
+        return None
+    device = read_device(costing.device)
+    if device is None:
+        return None
+    step = load_step(name)
+    budget = Budget.of_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
+    room_bytes = budget.resolve(checkpoint_all_peak_bytes(step.graph))
+    paging = not limits.no_paging and device.storage is not None
+    candidates = fitting_tiles(
+        step,
+        TileChoice.AUTO,
+        device,
+        room_bytes=room_bytes,
+        paging=paging,
+        names_nodes=costing.profile is not None or bool(limits.constraints),
+    )
+    return AutoTiles(candidates=candidates, room_bytes=room_bytes, device=device, paging=paging)
+
+
 def in_sizes(
     source: GraphOptions, costing: CostOptions, limits: LimitOptions
 ) -> tuple[GraphOptions, LimitOptions]:
     """Return options on a step in tiles in which tiles and RAM are sizes.
 
-    A percentage of RAM is of the whole step; ``auto``, of a step file, is what 'poetmodel export'
-    chooses.
+    A percentage of RAM is of the whole step; ``auto``, of a step file, is the largest size that
+    fits.
     """
-    from poetmodel.budgets import Budget, TileChoice
-    from poetmodel.graph import checkpoint_all_peak_bytes
-    from poetmodel.lowered.io import load_step
-    from poetmodel.tiling.choice import chosen_tiles, needed_bytes
+    tiles = auto_tiles(source, costing, limits)
+    if tiles is not None:
+        source = replace(source, tile=tiles.print_choice(*tiles.candidates[0]))
+    return source, ram_in_bytes(source, limits)
 
+
+def ram_in_bytes(source: GraphOptions, limits: LimitOptions) -> LimitOptions:
+    """Return limits in which the RAM of the graph, if that is in tiles, is a size."""
     name = source.model if source.graph is None else source.graph
-    if name is None or source.tile is None:
-        return source, limits
-    step = load_step(name) if is_step_file(name) else None
-    device, ram = read_device(costing.device), limits.ram
-    wants_auto = step is not None and TileChoice.parse(source.tile).is_auto
-    if wants_auto and step is not None and device is not None:
-        beside = beside_bytes(step, commit=limits.steps_to_commit is not None)
-        budget = Budget.of_bytes(device.ram_bytes) if ram is None else Budget.parse(ram)
-        whole = checkpoint_all_peak_bytes(step.graph)
-        room = budget.tensor_bytes(whole, reserved_bytes=beside)
-        paging = not limits.no_paging and device.storage is not None
-        size, cut = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=room, paging=paging)
-        tile = str(TileChoice(size_bytes=size))
-        found = f"--tile {tile} is what auto chooses for {format_bytes(room + beside)}"
-        least = needed_bytes(cut, device, paging=paging)
-        if least > room:
-            found += "; no tiles fit, and with these it needs the least: "
-            found += format_bytes(least + beside)
-        print_warnings([found], kind="hint")
-        source = replace(source, tile=tile)
-    return source, in_bytes(limits, name, source.shape)
+    return limits if name is None else in_bytes(limits, name, source.shape)
 
 
 def in_bytes(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
@@ -247,14 +288,14 @@ def read_device(device: str | None) -> Device | None:
     """Return the device of a ``--device`` option: a built-in one, or that of a file."""
     if device is None:
         return None
-    from poetmodel.device.io import load_device
+    from poetmodel.device import Device
 
-    return load_device(device)
+    return Device.load(device)
 
 
 def device_warnings(device: Device) -> tuple[str, ...]:
     """Return the doubtful values of a device, as sentences."""
-    from poetmodel.device.hardware import sanity_warnings
+    from poetmodel.device.sanity import sanity_warnings
 
     return tuple(f"device {device.short_name}: {text}" for text in sanity_warnings(device))
 
@@ -283,9 +324,9 @@ def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) ->
     device = read_device(named if given.device is None else given.device)
     warn_of_kernels(graph, device)
     if given.profile is not None:
-        from poetmodel.device.io import load_profile
+        from poetmodel.device import Costs
 
-        return load_profile(given.profile, device=device)
+        return Costs.load(given.profile, device=device)
     if device is None:
         raise InputError(NO_COSTS)
     return Costs.estimate(graph, device)

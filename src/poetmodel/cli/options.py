@@ -315,8 +315,9 @@ class FileGraphOptions:
         None,
         "--tile SIZE",
         "With --state: split larger parameters along their output channels, such as 32KiB. Of step "
-        "files, and for 'profile' with --target qemu, activations too; for 'solve' and 'limits' "
-        "also auto.",
+        "files, and for 'profile' with --target qemu, activations too. For 'solve' also auto: it "
+        "tries sizes that fit and takes the best schedule. For 'limits' and 'explore' auto is the "
+        "largest that fits.",
     )
     train: str | None = what(
         None,

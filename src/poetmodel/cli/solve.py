@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -14,10 +14,11 @@ from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_faults, print_room_warnings, print_warnings, status_of
 from poetmodel.cli.inputs import (
+    auto_tiles,
     check_outputs,
     device_warnings,
-    in_sizes,
     is_step_file,
+    ram_in_bytes,
     read_costs,
     read_graph,
 )
@@ -29,18 +30,26 @@ from poetmodel.report.presenter import document
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from rich.table import Table
+
+    from poetmodel.cli.inputs import AutoTiles
+    from poetmodel.graph import Graph
     from poetmodel.plan import Arena
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.solver import Fitted
-    from poetmodel.solver.request import SolveKeywords
+    from poetmodel.solver.request import OnProgress, SolveKeywords, SolveProgress
     from poetmodel.solver.sensitivity import Explanation
+    from poetmodel.solver.tile_trials import ChosenTiles
 
 MIN_NODES: Final = 2
 """Fewest nodes that leave anything to decide."""
+
+SHORTEST_S: Final = 1e-3
+"""Time for a solve after the trials of tiles have used up all of it [s]."""
 
 TOO_EARLY: Final = "interrupted before a schedule was found"
 """The message of Ctrl-C before there is a schedule."""
@@ -95,21 +104,21 @@ def solve(
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
     wanted_tile = source.tile
-    source, limits = in_sizes(source, costing, limits)
-    graph = read_graph(source)
-    if len(graph.nodes) < MIN_NODES:
-        raise InputError(
-            f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
-            f"solve needs at least {MIN_NODES}"
-        )
-    costs = read_costs(graph, costing)
+    auto = auto_tiles(source, costing, limits)
+    limits = ram_in_bytes(source, limits)
+    graph = read_graph(source) if auto is None else auto.candidates[0][1].graph
+    _check_nodes(graph)
     job = whole.read(limits)
-    problem = limits.problem(
-        graph,
-        costs,
-        deadline=None if job is None else job.deadline_s(graph),
-        energy_budget=None if job is None else job.energy_budget_j(graph),
-    )
+
+    def stated(graph: Graph) -> Problem:
+        return limits.problem(
+            graph,
+            read_costs(graph, costing),
+            deadline=None if job is None else job.deadline_s(graph),
+            energy_budget=None if job is None else job.energy_budget_j(graph),
+        )
+
+    problem = stated(graph)
     check_outputs(
         ("--out", files.out),
         ("--plan", files.plan),
@@ -122,15 +131,20 @@ def solve(
             *(limits.constraints or ()),
         ),
     )
-    if costs.device is not None:
-        print_warnings(device_warnings(costs.device))
+    if problem.costs.device is not None:
+        print_warnings(device_warnings(problem.costs.device))
     read_s = time.monotonic() - called_s
-    fitted = None
-    if files.arena:
-        fitted = _fit(problem, search, shown=not output.json)
-        result = fitted.result
-    else:
-        result = _run(problem, search, search.time_limit, shown=not output.json)
+    tiles, limit_s = None, search.time_limit
+    if auto is not None:
+        tiles, limit_s = _chosen_tiles(auto, stated, search, shown=not output.json)
+        source = replace(source, tile=auto.print_choice(tiles.tile_bytes, tiles.step))
+        problem = stated(tiles.step.graph)
+    known = None if tiles is None else tiles.result
+    result, fitted = _solved(
+        problem, known, search, limit_s, arena=files.arena, shown=not output.json
+    )
+    if tiles is not None:
+        result = replace(result, time_limit_s=search.time_limit)
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction:
@@ -143,6 +157,7 @@ def solve(
         result,
         reply,
         explanation,
+        tiles,
         arena=None if fitted is None else fitted.arena,
         out=files.out,
         json=output.json,
@@ -154,6 +169,64 @@ def solve(
         print_written(path)
     _print_reason(result, explanation)
     raise typer.Exit(status_of(result))
+
+
+def _check_nodes(graph: Graph) -> None:
+    if len(graph.nodes) < MIN_NODES:
+        raise InputError(
+            f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
+            f"solve needs at least {MIN_NODES}"
+        )
+
+
+def _chosen_tiles(
+    auto: AutoTiles,
+    stated: Callable[[Graph], Problem],
+    search: options.SearchOptions,
+    *,
+    shown: bool,
+) -> tuple[ChosenTiles, float]:
+    """Return the size of tiles with the best schedule of the method, and the time left [s].
+
+    No time is left if its schedule is proved, or after Ctrl-C.
+    """
+    from poetmodel.result import Termination
+    from poetmodel.solver.request import Request
+    from poetmodel.solver.tile_trials import cheapest_tiles
+
+    clock = Request(time_limit_s=search.time_limit, gap=search.gap)
+
+    def tried(
+        problem: Problem, *, time_limit: float, on_progress: OnProgress, **_: object
+    ) -> SolveResult:
+        return _run(problem, search, time_limit, shown=shown, watch=on_progress)
+
+    tiles = cheapest_tiles(auto.candidates, lambda step: stated(step.graph), clock, solve=tried)
+    result = tiles.result
+    is_final = result is not None and result.termination == Termination.PROVED
+    return tiles, 0.0 if is_final or tiles.interrupted else max(clock.remaining_s(), SHORTEST_S)
+
+
+def _solved(
+    problem: Problem,
+    known: SolveResult | None,
+    search: options.SearchOptions,
+    limit_s: float,
+    *,
+    arena: bool,
+    shown: bool,
+) -> tuple[SolveResult, Fitted | None]:
+    """Return the result of the method, from a known one on; with addresses if `arena`.
+
+    Without time left the known one is returned.
+    """
+    start = None if known is None else known.schedule
+    if arena:
+        fitted = _fit(problem, search, limit_s or SHORTEST_S, shown=shown, start=start)
+        return fitted.result, fitted
+    if known is not None and limit_s <= 0:
+        return known, None
+    return _run(problem, search, limit_s or SHORTEST_S, shown=shown, start=start), None
 
 
 def _remedies(
@@ -179,7 +252,14 @@ def _remedies(
         )
 
 
-def _fit(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Fitted:
+def _fit(
+    problem: Problem,
+    search: options.SearchOptions,
+    limit_s: float,
+    *,
+    shown: bool,
+    start: Schedule | None,
+) -> Fitted:
     """Return the result of the method with a plan and addresses that fit."""
     from poetmodel.solver import fit_arena
 
@@ -187,7 +267,7 @@ def _fit(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Fit
         return _run(stated, search, time_limit, shown=shown, start=start)
 
     mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
-    return fit_arena(problem, mode=mode, solve=solved, time_limit=search.time_limit)
+    return fit_arena(problem, mode=mode, solve=solved, time_limit=limit_s, start=start)
 
 
 def _run(
@@ -197,10 +277,21 @@ def _run(
     *,
     shown: bool,
     start: Schedule | None = None,
+    watch: OnProgress | None = None,
 ) -> SolveResult:
-    """Return the result of the method, also where it does not apply or is interrupted."""
+    """Return the result of the method, also where it does not apply or is interrupted.
+
+    `watch` observes the solve beside the live line, and ends it where it returns False.
+    """
     try:
-        with live_line(problem, wanted=shown) as on_progress:
+        with live_line(problem, wanted=shown) as line:
+
+            def both(progress: SolveProgress) -> bool | None:
+                if line is not None:
+                    line(progress)
+                return None if watch is None else watch(progress)
+
+            on_progress = line if watch is None else both
             stated: SolveKeywords = {
                 "formulation": None if search.formulation is None else search.formulation.value,
                 "backend": search.backend,
@@ -256,6 +347,7 @@ def _deliver(
     result: SolveResult,
     reply: Reply | None,
     explanation: Explanation | None,
+    tiles: ChosenTiles | None,
     *,
     arena: Arena | None,
     out: Path | None,
@@ -271,19 +363,12 @@ def _deliver(
         except InputError as error:
             unwritten = error
     if json:
-        values = result.to_dict()
-        if reply is not None:
-            values["job"] = document(reply.facts())
-        if explanation is not None:
-            values["infeasible"] = explanation.to_dict()
-        print_json(values)
+        print_json({**result.to_dict(), **_more_values(reply, explanation, tiles)})
     elif result.schedule is not None:
         from poetmodel.cli.summary import result_table
 
         table = result_table(result, total_s=time.monotonic() - called_s, read_s=read_s)
-        more = [] if reply is None else [figures("The whole job", reply.facts())]
-        more += [] if arena is None else [figures("Addresses", arena_facts(arena))]
-        show(table, *more)
+        show(table, *_more_tables(result, reply, tiles, arena))
     elif reply is not None:
         print_warnings(reply.sentences())
     print_room_warnings(result.room)
@@ -291,6 +376,35 @@ def _deliver(
         raise unwritten
     if out is not None and result.schedule is not None:
         print_written(out)
+
+
+def _more_values(
+    reply: Reply | None, explanation: Explanation | None, tiles: ChosenTiles | None
+) -> dict[str, Any]:
+    """Return what JSON has beside the content of the schedule file."""
+    values: dict[str, Any] = {}
+    if tiles is not None:
+        values["tile_bytes"] = tiles.tile_bytes
+        values["tile_trials"] = [trial.to_dict() for trial in tiles.trials]
+    if reply is not None:
+        values["job"] = document(reply.facts())
+    if explanation is not None:
+        values["infeasible"] = explanation.to_dict()
+    return values
+
+
+def _more_tables(
+    result: SolveResult, reply: Reply | None, tiles: ChosenTiles | None, arena: Arena | None
+) -> Iterator[Table]:
+    """Yield the tables after that of the result."""
+    from poetmodel.cli.summary import tile_facts
+
+    if reply is not None:
+        yield figures("The whole job", reply.facts())
+    if arena is not None:
+        yield figures("Addresses", arena_facts(arena))
+    if tiles is not None and tiles.trials:
+        yield figures("Tiles", tile_facts(tiles.tile_bytes, tiles.trials, result.problem))
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:

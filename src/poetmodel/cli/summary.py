@@ -26,9 +26,11 @@ from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.table import Table
+
+    from poetmodel.solver.tile_trials import TileTrial
 
 
 LEAST_SHOWN_S: Final = 1e-3
@@ -94,6 +96,22 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
     yield from _minimized(result)
     if result.problem.asks_energy:
         yield from _energy(result)
+
+
+def tile_facts(
+    tile_bytes: int | None, trials: Sequence[TileTrial], problem: Problem
+) -> Iterator[Fact]:
+    """Yield the size of tiles, and the sizes that were tried, with their best values."""
+    if tile_bytes is not None:
+        yield row("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
+    if trials:
+        show = problem.objective.format
+        tried = (
+            f"{format_bytes(trial.tile_bytes)}: "
+            + ("no schedule" if trial.value is None else show(trial.value))
+            for trial in trials
+        )
+        yield row("tiles tried", "; ".join(tried), "for a share of the time")
 
 
 def _is_own_model_proved(result: SolveResult) -> bool:

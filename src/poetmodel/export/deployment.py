@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from poetmodel.device import Device
     from poetmodel.export.migration import Migration
     from poetmodel.export.replay import Replay
-    from poetmodel.export.tile_trials import TileTrial
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+    from poetmodel.solver.tile_trials import TileTrial
 
 
 class WeightsFormat(StrEnum):

@@ -8,12 +8,11 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.device.io import load_profile
 from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.codes import with_codes
@@ -30,17 +29,17 @@ from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_source, migration_of
 from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
-from poetmodel.export.tile_trials import cheapest_tiles
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import aligned_graph, alignment_on
-from poetmodel.plan.arena import check_arena
+from poetmodel.plan.arena_check import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
+from poetmodel.solver.tile_trials import cheapest_tiles
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
+INTERRUPTED_RATIO: Final = 0.1
+"""The same if Ctrl-C ended the trials of tiles: time to plan the schedule that they found."""
 
 
 class ExportKeywords(TypedDict, total=False):
@@ -286,7 +287,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         )
 
     with_tiles = partial(_with_tiles, deployment, stored=sample_storage)
-    fitting = fitting_tiles(step, choice, board, room_bytes=room, paging=pages)
+    fitting = fitting_tiles(
+        step, choice, board, room_bytes=room, paging=pages, names_nodes=profile is not None
+    )
     chosen = cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
     tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
@@ -320,7 +323,12 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
     available = board.ram_bytes - reserved
     result, plan, arena = _fitted(
-        problem, board, clock, STEP_RATIO, available_bytes=available, start=chosen.schedule
+        problem,
+        board,
+        clock,
+        INTERRUPTED_RATIO if chosen.interrupted else STEP_RATIO,
+        available_bytes=available,
+        start=None if chosen.result is None else chosen.result.schedule,
     )
     stored = stored and in_plan_order(stored, step, plan)
     migration = None if source is None else migration_of(step, source)
@@ -386,7 +394,7 @@ def _check_migration(deployment: Deployment) -> None:
         )
 
 
-def check_export(folder: Path, **options: Any) -> Device:
+def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     """Return the device of `export_step` with these options; raise as it does for each of them.
 
     Call this before a capture: it needs no step.
@@ -547,7 +555,7 @@ def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None
         return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
         return replace(profile, device=device)
-    return load_profile(profile, device=device)
+    return Costs.load(profile, device=device)
 
 
 def _ram_bytes(

@@ -78,16 +78,24 @@ def chosen_tiles(
 
 
 def fitting_tiles(
-    step: LoweredStep, choice: TileChoice, device: Device, *, room_bytes: int, paging: bool
+    step: LoweredStep,
+    choice: TileChoice,
+    device: Device,
+    *,
+    room_bytes: int,
+    paging: bool,
+    names_nodes: bool = False,
 ) -> list[tuple[int | None, LoweredStep]]:
     """Return the sizes of tiles [B] to try, each with the step in them: first `chosen_tiles`.
 
     With ``auto`` smaller sizes follow with which no node needs more than `room_bytes` either, if
     that one fits: finer tiles leave schedules more choice, and coarser ones fewer nodes to compute.
+    None follow if the problem `names_nodes`, as measured costs and own constraints do: each size
+    has nodes of other names.
     """
     first = chosen_tiles(step, choice, device, room_bytes=room_bytes, paging=paging)
     largest, found = first
-    if not choice.is_auto or largest is None:
+    if not choice.is_auto or largest is None or names_nodes:
         return [first]
     if needed_bytes(found, device, paging=paging) > room_bytes:
         return [first]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +25,7 @@ from poetmodel.choosing.search import (
     select,
 )
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
-from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.io import load_scores
 from poetmodel.problem import Problem
@@ -35,13 +34,15 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
-from poetmodel.tiling.choice import chosen_tiles, needed_bytes, parse_tile
+from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
+from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
+from poetmodel.torch.step.optimizers import named_optimizer
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Choice:
     the whole step, or of nothing, where the sets were compared on graphs of other nodes."""
     tile_bytes: int | None = None
     """The size of the tiles of all steps [B]; None where they are whole."""
+    tile_trials: tuple[TileTrial, ...] = ()
+    """Sizes of tiles that were tried for ``auto``; empty where there was no choice."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -128,6 +131,7 @@ class Choice:
                 "scores": dict(self.scores),
                 "note": self.note,
                 "tile_bytes": self.tile_bytes,
+                "tile_trials": [trial.to_dict() for trial in self.tile_trials],
                 "statistics": dict(self.selection.statistics),
             }
         }
@@ -177,7 +181,8 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         Name of the step; by default the class of `model`.
     tile : str or int, optional
         Largest tensor, such as ``32KiB``: the steps are in tiles, as those of `export`; with
-        ``auto`` of the size that it chooses for the step that trains all. Default: whole ones.
+        ``auto`` of the size with the best schedule for the step that trains all, of those that fit
+        and are tried in a share of the time. Default: whole ones.
     backend, time_limit, gap, threads, seed
         As for `poetmodel.solve`. The gap is that of the score, and of the schedule of the set.
         Capturing comes on top of the time.
@@ -217,14 +222,8 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         named = _parameters(model, loss_fn).items()
         check_names(given, layers_of((name for name, p in named if p.requires_grad), per), source)
     if optimizer is None:
-        trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
-        optimizer = torch.optim.SGD(trainable) if trainable else None
+        optimizer = named_optimizer("sgd", model, loss_fn)
     whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    tile_bytes, step, limits = _in_tiles(whole, parse_tile(tile), device, limits)
-    freezable = Freezable(step=step)
-    layers = layers_of(freezable.parameters, per)
-    worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
-    problem = Problem(step.graph, _costs(step, device, profile), **limits)
     clock = Request(
         backend=backend,
         time_limit_s=time_limit,
@@ -234,6 +233,14 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         solver_options=dict(solver_options or {}),
     )
     find_backend(backend).check_options(clock.solver_options)
+    tiles, limits = _in_tiles(whole, parse_tile(tile), device, profile, limits, clock)
+    used_s = time_limit if tiles.interrupted else clock.elapsed_s()
+    tile_bytes, step = tiles.tile_bytes, tiles.step
+    freezable = Freezable(step=step)
+    layers = layers_of(freezable.parameters, per)
+    worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
+    problem = Problem(step.graph, _costs(step, device, profile), **limits)
+    clock = replace(clock, started_s=time.monotonic() - used_s)
     selection = select(
         freezable,
         problem,
@@ -251,6 +258,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
             step=None,
             note=_proved_of(whole, problem, tile_bytes, selection.status),
             tile_bytes=tile_bytes,
+            tile_trials=tiles.trials,
         )
     start = None if selection.result is None else selection.result.schedule
     if tile_bytes is not None:
@@ -263,6 +271,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
             result=_scheduled(derived_step, derived, problem.resolved(), clock, start),
             step=derived_step,
             tile_bytes=tile_bytes,
+            tile_trials=tiles.trials,
         )
     with _training(_parameters(model, loss_fn), chosen):
         captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
@@ -287,9 +296,9 @@ def _check_options(
     layers_of((), per)
     if scores != GRADIENT_NORM:
         _given_scores(scores)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, str | Path):
-        load_profile(profile, device=board)
+        Costs.load(profile, device=board)
     elif profile is None and board is None:
         raise InputError(_NO_COSTS)
     if not parse_tile(tile).is_whole and board is None:
@@ -302,21 +311,32 @@ def _in_tiles(
     step: LoweredStep,
     choice: TileChoice,
     device: str | Device | None,
+    profile: str | Path | Costs | None,
     limits: Mapping[str, Any],
-) -> tuple[int | None, LoweredStep, dict[str, Any]]:
-    """Return the size of tiles, the step in them, and limits whose RAM is that of the whole one."""
+    clock: Request,
+) -> tuple[ChosenTiles, dict[str, Any]]:
+    """Return the tiles of a step, and limits whose RAM is that of the whole one."""
     if choice.is_whole:
-        return None, step, dict(limits)
-    board = load_device(device) if isinstance(device, str) else device
+        return ChosenTiles(tile_bytes=None, step=step), dict(limits)
+    board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
     budget = Budget.of_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    stack = stack_bytes(None, commit=bool(limits.get("commit")))
-    room = budget.tensor_bytes(whole_bytes, reserved_bytes=reserved_bytes(step, stack))
-    paging = board.storage is not None and limits.get("paging", True)
-    size, found = chosen_tiles(step, choice, board, room_bytes=room, paging=paging)
-    return size, found, {**limits, "ram": budget.in_bytes(whole_bytes)}
+    own = {**limits, "ram": budget.in_bytes(whole_bytes)}
+    candidates = fitting_tiles(
+        step,
+        choice,
+        board,
+        room_bytes=budget.resolve(whole_bytes),
+        paging=board.storage is not None and limits.get("paging", True),
+        names_nodes=profile is not None,
+    )
+
+    def stated(step: LoweredStep) -> Problem:
+        return Problem(step.graph, _costs(step, device, profile), **own)
+
+    return cheapest_tiles(candidates, stated, clock), own
 
 
 def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:
@@ -391,13 +411,13 @@ def _given_scores(given: Mapping[str, float] | str | Path) -> tuple[dict[str, fl
 
 
 def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise where a score is that of a layer in int8."""
-    fronts = [
-        path
-        for path, module in with_fronts(model).named_modules()
-        if isinstance(module, QuantizedFront)
-    ]
+    """Raise where a score is that of a frozen layer in int8."""
+    own = with_fronts(model)
+    fronts = [path for path, module in own.named_modules() if isinstance(module, QuantizedFront)]
+    trainable = [name for name, _ in own.named_parameters()]
     for name in scores:
+        if any(f"{each}.".startswith(f"{name}.") for each in trainable):
+            continue
         for path in fronts:
             if f"{name}.".startswith(f"{path}." if path else ""):
                 raise InputError(
@@ -409,11 +429,11 @@ def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, sourc
 def _costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if board is None else replace(profile, device=board)
     if profile is not None:
-        return load_profile(profile, device=board)
+        return Costs.load(profile, device=board)
     if board is None:
         raise InputError(_NO_COSTS)
     return Costs.estimate(step.graph, board)

@@ -3,10 +3,12 @@
 import time
 from dataclasses import replace
 
+import pytest
+
 from kit.worked import comb_problem
-from poetmodel.export.tile_trials import cheapest_tiles
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
+from poetmodel.solver.tile_trials import cheapest_tiles
 
 SIZES = (4096, 3072, 2048)
 
@@ -24,7 +26,8 @@ def test_the_cheapest_size_is_taken_with_its_schedule():
             Request(gap=0.0, time_limit_s=60.0, on_progress=told.append),
         )
         assert (chosen.tile_bytes, chosen.step) == (SIZES[best], problems[best])
-        assert chosen.schedule is not None
+        assert chosen.result.value == pytest.approx(values[wide])
+        assert not chosen.interrupted
         assert told
         assert [trial.tile_bytes for trial in chosen.trials] == list(SIZES)
         least = values[wide]
@@ -40,7 +43,19 @@ def test_a_single_size_is_not_tried():
     for candidates in ([(None, problem)], [(4096, problem)]):
         chosen = cheapest_tiles(candidates, lambda problem: problem, Request())
         assert (chosen.tile_bytes, chosen.step) == candidates[0]
-        assert (chosen.trials, chosen.schedule) == ((), None)
+        assert (chosen.trials, chosen.result) == ((), None)
     both = [(4096, problem), (2048, replace(problem))]
     chosen = cheapest_tiles(both, lambda problem: problem, late)
     assert (chosen.tile_bytes, chosen.trials) == (4096, ())
+
+
+def test_no_size_follows_once_the_observer_stops():
+    """Ctrl-C ends the trials as well; what was found before is kept."""
+    problem = comb_problem(8, 13)
+    chosen = cheapest_tiles(
+        [(size, problem) for size in SIZES],
+        lambda problem: problem,
+        Request(gap=0.0, on_progress=lambda progress: progress.overhead is None),
+    )
+    assert (chosen.interrupted, len(chosen.trials)) == (True, 1)
+    assert chosen.result.require_schedule()
