@@ -208,13 +208,37 @@ class JointGraph(StepGraph):
         return peak
 
     def is_repeatable(self, operation: Operation) -> bool:
-        """Return whether it gives the same again: draws nothing, and has no other effect.
+        """Return whether it may run again: it draws nothing, and has no other effect.
 
-        Operators of a user's own are taken not to.
+        Operators of a user's own are taken not to, and ``MUST_SAVE`` forbids it.
         """
+        if self.policy_of(operation) is CheckpointPolicy.MUST_SAVE:
+            return False
         target = operation.node.target
         is_unknown = target is dropout_mask or is_foreign(target)
         return not (operation.is_random or is_unknown or is_effect(operation.node))
+
+    def policy_of(self, operation: Operation) -> CheckpointPolicy | None:
+        """Return the policy of selective checkpointing for an operation; None without one."""
+        if operation.phase is not Phase.FORWARD:
+            return None
+        policy: CheckpointPolicy | None = operation.node.meta.get("recompute")
+        return policy
+
+    @property
+    def must_recompute(self) -> frozenset[int]:
+        """Numbers of the storages that ``MUST_RECOMPUTE`` keeps from being saved.
+
+        What cannot run again is saved all the same, and the caller has results.
+        """
+        made = (
+            number
+            for operation in self.operations
+            if self.policy_of(operation) is CheckpointPolicy.MUST_RECOMPUTE
+            and self.is_repeatable(operation)
+            for number in operation.storages
+        )
+        return frozenset(made) - self.handed_early
 
     def training_graph(self, *, turn_bytes: int | None = None) -> Graph:
         """Return the training graph.
@@ -414,6 +438,11 @@ def _is_expanding(node: fx.Node) -> bool:
 def _check(graph: fx.Graph) -> None:
     for node in graph.nodes:
         value = fake(node)
+        if getattr(node.meta.get("recompute"), "name", "") == "MUST_CPU_OFFLOAD":
+            raise CaptureError(
+                f"{module_of(node) or node.name}: MUST_CPU_OFFLOAD: a plan pages to files alone: "
+                "return PREFER_SAVE, and give storage= a folder"
+            )
         if node.op == "get_attr" and value is None:
             user = next(iter(node.users), node)
             raise CaptureError(
