@@ -13,7 +13,6 @@ from kit.plans import PAGED, plan
 from kit.worked import even_costs, skip_graph
 from poetmodel import files
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_profile, save_profile
 from poetmodel.errors import (
     CostError,
     DeviceError,
@@ -167,14 +166,14 @@ READERS = {
     "x.plan.json": (Plan.load, PlanError),
     "x.toml": (Device.load, DeviceError),
     "rows.toml": (partial(load_constraints, problem=Problem(GRAPH, COSTS, ram=20)), InputError),
-    "x.csv": (load_profile, CostError),
+    "x.csv": (Costs.load, CostError),
 }
 """For each kind of file its reader, and the error of that."""
 SAVED = {
     "x.graph.json": GRAPH.save,
     "x.schedule.json": checkpoint_all(GRAPH).save,
     "x.plan.json": plan(PAGED, identity=GraphIdentity.of(GRAPH)).save,
-    "x.csv": partial(save_profile, Costs(compute={}, pages=None)),
+    "x.csv": Costs(compute={}, pages=None).save,
 }
 """What is written, by the name of its file."""
 NO_JSON = {

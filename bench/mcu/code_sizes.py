@@ -31,7 +31,7 @@ import poetmodel.export
 from mcu import small_networks
 from mcu.instructions import TOO_LARGE, Functions, every_loss, planes
 from mcu.networks import NETWORKS
-from poetmodel.device.io import load_device
+from poetmodel.device import Device
 from poetmodel.errors import PoetModelError
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import TABLE, repeated, table_bytes
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for step, ways in steps():
         for way in ways:
             with tempfile.TemporaryDirectory() as folder:
-                device = replace(load_device(way["device"]), flash=None)
+                device = replace(Device.load(way["device"]), flash=None)
                 given = {"gap": 0.5, "time_limit": 20.0, **way, "device": device}
                 try:
                     infer = step.inference is not None

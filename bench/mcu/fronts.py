@@ -23,7 +23,7 @@ from harness import PRELOADED, RecordedRun, Study, record
 from mcu import networks
 from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
 from poetmodel import torch as pmt
-from poetmodel.device.io import load_device
+from poetmodel.device import Device
 from poetmodel.export.board import Target, ToolchainError, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mcu.networks import Training
-    from poetmodel.device import Device
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.sweeps.measurement import Record
 
@@ -184,7 +183,7 @@ def _least(step: LoweredStep) -> dict[str, Any]:
 
 def _roomy() -> Device:
     """Return the board with as much flash as any program takes."""
-    board = load_device(BOARD)
+    board = Device.load(BOARD)
     if board.flash is None:
         raise ToolchainError(f"{BOARD}: expected a board whose flash is known")
     return replace(board, flash=replace(board.flash, size_bytes=2**30))

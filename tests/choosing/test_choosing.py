@@ -3,7 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from torch.nn import functional
 import poetmodel as pm
 import poetmodel.torch as pmt
 from kit.kernel_calls import executed
+from kit.rotation import quick
 from kit.traced_models import Through
 from poetmodel.choosing.freezing import Freezable, shape_of
 from poetmodel.choosing.pebbling import PebbleGame
@@ -133,8 +134,13 @@ def _sets(names):
     yield tuple(names[-3:])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    quick(
+        list(product(NETWORKS, OPTIMIZERS)),
+        [("settled norms", "adam"), ("shortcut", "sgd"), ("pooled", "adam")],
+    ),
+)
 def test_derived_graph_is_that_of_a_capture(name, optimizer):
     """To leave out updates gives the nodes and the order of a step that is captured frozen."""
     step = freezable(name, optimizer)
@@ -380,6 +386,7 @@ def chosen(**options):
     return model, inputs, pmt.choose(model, functional.cross_entropy, inputs, **given | options)
 
 
+@pytest.mark.slow
 def test_tiles_let_more_layers_train():
     """In RAM that is too little for the whole step; what is trained then is what PyTorch trains."""
     *_, whole = chosen(ram="12KiB")
@@ -405,12 +412,17 @@ def test_tiles_let_more_layers_train():
 
 
 def test_infeasible_is_said_of_the_whole_step_or_of_tiles(told):
-    """With a size in which the least RAM is less; percentages are of the whole step."""
+    """With a size in which the least RAM is less."""
     *_, whole = chosen(ram="4KiB")
     *_, tiles = chosen(ram="3KiB", tile="3KiB")
     assert (whole.status, tiles.status) == (Status.INFEASIBLE, Status.INFEASIBLE)
     told(whole.note)
     told(tiles.note, "tiles")
+
+
+@pytest.mark.slow
+def test_budgets_of_tiles_are_shares_of_the_whole_step():
+    """Where sizes of tiles are chosen, one is found in which the step fits."""
     *_, share = chosen(ram="60%", tile="2KiB")
     model, inputs = images()
     step = lower(model, functional.cross_entropy, inputs, masks=False,

@@ -13,9 +13,9 @@ from kit.commands import BOARD, CHAIN, chain, invoke, refused, write_graph
 from kit.report_subjects import subject
 from kit.worked import skip_problem, state, update
 from poetmodel.cli.options import StateName
-from poetmodel.device import Costs
+from poetmodel.device import Costs, Device
 from poetmodel.device.hardware import device_figures
-from poetmodel.device.io import device_names, load_device
+from poetmodel.device.io import device_names
 from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import describe_model, model_names
 from poetmodel.graph.zoo.state import STATES
@@ -42,7 +42,7 @@ def test_models_are_a_list_of_objects():
     entries = invoke("devices", "--json").json
     assert [entry["key"] for entry in entries] == list(device_names())
     entry = next(entry for entry in entries if entry["key"] == "rpi4b")
-    board = load_device("rpi4b")
+    board = Device.load("rpi4b")
     assert entry["ram_bytes"] == board.ram_bytes
     assert entry["compute"]["flops_per_s"] == board.compute.flops_per_s
     assert entry["storage"]["page_in"]["latency_s"] == 5.1e-6
@@ -63,7 +63,7 @@ def test_one_model_is_described():
 def test_one_device_shows_where_its_figures_come_from(name):
     """A name gives that device, with its source, in 80 columns."""
     outcome = invoke("devices", name, status=0)
-    assert load_device(name).source.split()[0] in outcome.out
+    assert Device.load(name).source.split()[0] in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
     assert invoke("devices", name, "--json").json["key"] == name
 
@@ -134,7 +134,7 @@ def test_every_figure_of_a_device_is_read_checked_and_shown(path, tmp_path):
     if known.usual is not None and known.unit != "B":
         assert f"{named} is 1e+30 {known.unit}" in told(1e30).err
     told(value)
-    board = load_device(str(tmp_path / "board.toml"))
+    board = Device.load(str(tmp_path / "board.toml"))
     one = subject(skip_problem())
     one = replace(one, costs=Costs.estimate(one.graph, board))
     rows = {row[0].key: row[0] for _, part in report_figures([facts(one)]) for row in part}

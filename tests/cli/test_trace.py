@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke, refused
-from poetmodel.device import Costs
-from poetmodel.device.io import load_device
+from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
 from poetmodel.schedule.document import load_document
@@ -127,7 +126,7 @@ def test_profile_measures_what_trace_wrote(user):
 def test_measured_energies_are_at_a_power(user, options, power_w, source):
     """That of a device, or a number of watts; by ``trace`` and ``profile`` alike."""
     if power_w is None:
-        power_w = load_device("rpi4b").compute.power_w
+        power_w = Device.load("rpi4b").compute.power_w
     written = ("--out", "g.json", "--profile-out", "t.csv")
     traced = invoke("trace", "user_train.py:step", *written, "--repeats", "1", *options, status=0)
     profiled = ("--out", "p.csv", "--repeats", "1", *options)

@@ -8,7 +8,6 @@ from kit.commands import invoke
 from kit.digits import STEP
 from poetmodel.device import Costs, Device
 from poetmodel.device.cores import CORES, WITHOUT_WAITS, find_core
-from poetmodel.device.io import load_device
 from poetmodel.errors import DeviceError
 from poetmodel.lowered.io import load_step
 
@@ -59,18 +58,18 @@ def test_a_memory_factor_multiplies_times_and_energies(tmp_path):
     path = tmp_path / "slow.toml"
     path.write_text(text)
     graph = load_step(STEP).graph
-    plain, slow = (Costs.estimate(graph, load_device(name)) for name in ("nrf52840", str(path)))
+    plain, slow = (Costs.estimate(graph, Device.load(name)) for name in ("nrf52840", str(path)))
     for name, cost in plain.compute.items():
         assert slow.compute[name].time_s == pytest.approx(1.3 * cost.time_s)
         assert slow.compute[name].energy_j == pytest.approx(1.3 * cost.energy_j)
     assert slow.pages == plain.pages
     uncounted = replace(graph, nodes=tuple(replace(n, instructions=None) for n in graph.nodes))
-    rated = [Costs.estimate(uncounted, load_device(name)) for name in ("nrf52840", str(path))]
+    rated = [Costs.estimate(uncounted, Device.load(name)) for name in ("nrf52840", str(path))]
     assert rated[0].compute == rated[1].compute
     assert rated[0].cycles is None
     path.write_text(text.replace("1.3", "0"))
     with pytest.raises(DeviceError, match=r"\[compute\] memory_factor: expected a finite number"):
-        load_device(str(path))
+        Device.load(str(path))
 
 
 def load_text(name):

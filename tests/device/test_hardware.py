@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from poetmodel.device import Compute, Costs, Device, Flash, Storage, StorageMode, Transfer
-from poetmodel.device.hardware import sanity_warnings
-from poetmodel.device.io import device_names, load_device
+from poetmodel.device.io import device_names
+from poetmodel.device.sanity import sanity_warnings
 from poetmodel.errors import DeviceError
 from poetmodel.files import shipped
 from poetmodel.graph import Graph, operation
@@ -307,23 +307,22 @@ def test_shipped_devices_are_those_of_the_paper_and_of_data_sheets():
     against 3 W, and the sanity check says so; the others agree.
     """
     assert set(device_names()) == TABLE_2.keys() | PAPER.keys() | BOARDS.keys() | CARDS.keys()
-    mapped = {name for name in device_names() if load_device(name).is_memory_mapped}
+    mapped = {name for name in device_names() if Device.load(name).is_memory_mapped}
     assert mapped == BOARDS.keys() - {"imxrt1062", "stm32h743"}
-    modes = {name: load_device(name).storage for name in device_names()}
+    modes = {name: Device.load(name).storage for name in device_names()}
     with_dma = {name for name, storage in modes.items() if storage and storage.mode == "dma"}
     assert with_dma == {"esp32s3", "esp32s3-n8r2", "jetson-tx2", "stm32h743"} | CARDS.keys()
     assert {storage.mode for storage in modes.values() if storage} == set(StorageMode)
-    (warning,) = sanity_warnings(load_device("paper-a72"))
+    (warning,) = sanity_warnings(Device.load("paper-a72"))
     assert "implies 49.9 W, but power_w says 3 W" in warning
     for name in PAPER.keys() - {"paper-a72"}:
-        assert sanity_warnings(load_device(name)) == ()
-    assert Device.load("paper-m4") == load_device("paper-m4")
+        assert sanity_warnings(Device.load(name)) == ()
 
 
 @pytest.mark.parametrize("name", device_names())
 def test_memory_is_that_of_paper_and_data_sheets(name):
     """RAM is as stated; the paper's boards have 32 GB of storage or more, and cards the host's."""
-    device = load_device(name)
+    device = Device.load(name)
     assert device.key == name
     assert device.ram_bytes == (TABLE_2 | PAPER | BOARDS | CARDS)[name]
     if name in CARDS:
@@ -338,21 +337,21 @@ def test_flash_wears_and_what_it_wears_by_is_stated():
     Storage of four lies in it, and leaves at least 256 KiB to the program.
     """
     for name in BOARDS:
-        device = load_device(name)
+        device = Device.load(name)
         worn = device.steps_until_worn([(1, 1)])
         if not device.is_memory_mapped or device.is_volatile:
             assert worn is None
             continue
         assert device.storage.endurance_cycles in (10_000, 100_000)
         assert worn == device.aux_bytes * device.storage.endurance_cycles / 4096
-    flashes = {name: load_device(name).flash for name in device_names()}
+    flashes = {name: Device.load(name).flash for name in device_names()}
     given = {name: flash for name, flash in flashes.items() if flash is not None}
     assert given.keys() == BOARDS.keys() | {"mkr1000", "nrf52840"}
-    assert {name for name in given if load_device(name).stores_in_flash} == IN_FLASH
+    assert {name for name in given if Device.load(name).stores_in_flash} == IN_FLASH
     for name in IN_FLASH:
         assert given[name].size_bytes - given[name].storage_bytes >= 2**18
-        assert load_device(name).aux_bytes == given[name].storage_bytes
-    volatile = {name for name in device_names() if load_device(name).is_volatile}
+        assert Device.load(name).aux_bytes == given[name].storage_bytes
+    volatile = {name for name in device_names() if Device.load(name).is_volatile}
     assert volatile == {"esp32s3"} | {k for k in BOARDS if k.endswith(("ram", "n8r2"))}
     assert all(given[name].storage_bytes for name in volatile)
 
@@ -360,7 +359,7 @@ def test_flash_wears_and_what_it_wears_by_is_stated():
 @pytest.mark.parametrize("name", device_names())
 def test_every_figure_has_a_source(name):
     """The source text of a device speaks of every figure in its file."""
-    source = load_device(name).source
+    source = Device.load(name).source
     text = (shipped("devices") / f"{name}.toml").read_text(encoding="utf-8")
     keys = set(FIGURES.findall(text.replace(source, "")))
     for key in keys - {"name", "core", "source", "idle_power_w"}:
@@ -372,7 +371,7 @@ def test_every_figure_has_a_source(name):
 @pytest.mark.parametrize("name", OURS)
 def test_our_own_devices_raise_no_eyebrow(name):
     """The figures of all boards hold together."""
-    assert sanity_warnings(load_device(name)) == ()
+    assert sanity_warnings(Device.load(name)) == ()
 
 
 @pytest.mark.parametrize(
@@ -412,7 +411,7 @@ def test_published_constants_give_the_published_costs(
     name, compute_s, compute_j, page_in_s, page_in_j, page_out_s, page_out_j
 ):
     """Costs of a layer are what the published code's rules give for it, by hand to seven digits."""
-    table = Costs.estimate(LAYER, load_device(name)).table(LAYER)
+    table = Costs.estimate(LAYER, Device.load(name)).table(LAYER)
     assert table.compute_time_s[0] == pytest.approx(compute_s, rel=1e-7)
     assert table.compute_energy_j[0] == pytest.approx(compute_j, rel=1e-7)
     assert table.page_in_time_s[0] == pytest.approx(page_in_s, rel=1e-7)
@@ -432,6 +431,6 @@ def test_published_constants_give_the_published_costs(
 )
 def test_published_rates_are_exact(name, flops_per_s, flops_per_j):
     """The two compute rates are the quotients that the published constants state."""
-    compute = load_device(name).compute
+    compute = Device.load(name).compute
     assert compute.flops_per_s == pytest.approx(flops_per_s, rel=1e-14)
     assert compute.flops_per_j == pytest.approx(flops_per_j, rel=1e-14)

@@ -18,7 +18,7 @@ from poetmodel.device import (
     StorageMode,
     Transfer,
 )
-from poetmodel.device.io import device_names, load_device, load_profile, save_profile
+from poetmodel.device.io import device_names
 from poetmodel.errors import CostError, DeviceError
 
 BOARD = """
@@ -63,7 +63,7 @@ def device_faults(path, text):
     """Return the faults of a device file, less its name in front."""
     path.write_text(text)
     with pytest.raises(DeviceError) as caught:
-        load_device(path)
+        Device.load(path)
     assert all(fault.startswith(f"{path}: ") for fault in caught.value.faults)
     return [fault.removeprefix(f"{path}: ") for fault in caught.value.faults]
 
@@ -72,7 +72,7 @@ def profile_faults(path, text):
     """Return the faults of a profile, less its name in front."""
     path.write_text(text, newline="")
     with pytest.raises(CostError) as caught:
-        load_profile(path)
+        Costs.load(path)
     assert all(fault.startswith(f"{path}: ") for fault in caught.value.faults)
     return [fault.removeprefix(f"{path}: ") for fault in caught.value.faults]
 
@@ -80,7 +80,7 @@ def profile_faults(path, text):
 # -- devices -----------------------------------------------------------------------------------
 def test_a_device_file_is_read(board):
     """Every key of a file is the figure of the device; whole numbers will do for figures."""
-    assert load_device(board) == Device(
+    assert Device.load(board) == Device(
         name="Board",
         core="a core",
         ram_bytes=2048,
@@ -115,26 +115,26 @@ def test_shipped_devices_go_by_their_name(board, monkeypatch):
     """
     monkeypatch.chdir(board.parent)
     (board.parent / "rpi4b").write_text(BOARD)
-    assert load_device("rpi4b").name == "Raspberry Pi 4B"
-    assert load_device("rpi4b").key == "rpi4b"
+    assert Device.load("rpi4b").name == "Raspberry Pi 4B"
+    assert Device.load("rpi4b").key == "rpi4b"
     monkeypatch.chdir(board.parent)
     board.with_suffix("").write_text(BOARD)
     for key in ("board.toml", "./board", "board"):
-        assert load_device(key).key == key
-        assert load_device(key).name == "Board"
+        assert Device.load(key).key == key
+        assert Device.load(key).name == "Board"
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones(told):
     """The message lists what is shipped, and what is close."""
     with pytest.raises(DeviceError) as caught:
-        load_device("RPI4")
+        Device.load("RPI4")
     (fault,) = caught.value.faults
     assert "device 'RPI4': there is no such device (did you mean rpi4b?)" in fault
     assert all(name in fault for name in device_names())
     with told.raises(DeviceError):
-        load_device("")
+        Device.load("")
     with told.raises(DeviceError, "second"):
-        load_device("x" * 300)
+        Device.load("x" * 300)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,11 @@ def test_storage_in_flash_takes_what_the_flash_states(board, tmp_path):
     Of volatile storage the flash says nothing. What is missing, unknown or no table is named.
     """
     board.write_text(BOARD.replace("aux_bytes = 4_096\n", "") + FLASH)
-    device = load_device(board)
+    device = Device.load(board)
     assert (device.aux_bytes, device.flash.storage_bytes) == (4096, 4096)
     assert (device.storage.erase_block_bytes, device.storage.endurance_cycles) == (1024, 10_000)
     board.write_text(BOARD.replace('mode = "dma"', 'mode = "dma"\nvolatile = true') + FLASH)
-    device = load_device(board)
+    device = Device.load(board)
     assert device.is_volatile
     assert (device.storage.erase_block_bytes, device.storage.endurance_cycles) == (None, None)
     path = tmp_path / "board.toml"
@@ -247,7 +247,7 @@ def test_a_profile_is_read(tmp_path, board):
         ",bn,0,0,,,\n"
         "+1e-3,bn.mean,,,1,1,1\n"
     )
-    costs = load_profile(path)
+    costs = Costs.load(path)
     assert costs.compute == {"conv": Cost(1.0, 2.0), "bn": FREE}
     assert costs.pages == {
         "conv": PageCost(Cost(3.0, 4.0), Cost(0.5, 6.0)),
@@ -259,12 +259,12 @@ def test_a_profile_is_read(tmp_path, board):
     path.write_bytes(
         b"\xef\xbb\xbf" + (HEADER + '"a,""b""\n",1,2,,,,\n').replace("\n", "\r\n").encode()
     )
-    assert load_profile(path).compute == {'a,"b"\r\n': Cost(1.0, 2.0)}
+    assert Costs.load(path).compute == {'a,"b"\r\n': Cost(1.0, 2.0)}
     path = tmp_path / "p.csv"
     path.write_text(HEADER + "a,1,2,3,4,5,6\n")
-    device = load_device(board)
-    assert load_profile(path, device=device).device is device
-    assert load_profile(path, device=device).pages is not None
+    device = Device.load(board)
+    assert Costs.load(path, device=device).device is device
+    assert Costs.load(path, device=device).pages is not None
     bare = replace(device, storage=None)
     assert Costs.load(path, device=bare).pages is None
 
@@ -277,23 +277,23 @@ def test_saved_profiles_lose_nothing(data, tmp_path_factory):
     costs = data.draw(costs_for(data.draw(rich_graphs(max_nodes=3))))
     costs = replace(costs, compute={**costs.compute, "a": data.draw(cost)})
     path = tmp_path_factory.mktemp("profile") / "p.csv"
-    save_profile(costs, path)
-    assert load_profile(path) == costs
+    costs.save(path)
+    assert Costs.load(path) == costs
 
 
 def test_saved_profiles_have_one_row_per_name(tmp_path, board):
     """A node and a tensor of one name share a row; cells that do not apply are empty."""
-    device = replace(load_device(board), storage=None)
+    device = replace(Device.load(board), storage=None)
     pages = {"a": PageCost(Cost(3.0, 4.0), Cost(5.0, 6.0)), "t": PageCost(FREE, FREE)}
     costs = Costs(compute={"a": Cost(1.0, 2.0), "b": FREE}, pages=pages)
     path = tmp_path / "p.csv"
-    save_profile(costs, path)
+    costs.save(path)
     assert path.read_text() == HEADER + (
         "a,1.0,2.0,3.0,4.0,5.0,6.0\nb,0.0,0.0,,,,\nt,,,0.0,0.0,0.0,0.0\n"
     )
     without = Costs(compute={"a": Cost(1.0, 2.0)}, pages=None, device=device)
-    save_profile(without, path)
-    assert load_profile(path, device=device) == without
+    without.save(path)
+    assert Costs.load(path, device=device) == without
 
 
 @pytest.mark.parametrize(
@@ -355,9 +355,9 @@ def test_file_says_how_storage_is_read_and_wears(tmp_path, told):
     path = tmp_path / "board.toml"
     more = 'mode = "dma"\nmemory_mapped = true\nendurance_cycles = 1e5\nerase_block_bytes = 4_096\n'
     path.write_text(BOARD.replace('mode = "dma"\n', more))
-    storage = load_device(path).storage
+    storage = Device.load(path).storage
     assert (storage.memory_mapped, storage.endurance_cycles) == (True, 1e5)
     assert storage.erase_block_bytes == 4096
     path.write_text(BOARD.replace('mode = "dma"\n', more.replace("true", '"yes"')))
     with told.raises(DeviceError):
-        load_device(path)
+        Device.load(path)

@@ -8,8 +8,7 @@ import pytest
 
 from kit.explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
-from poetmodel.device import Costs
-from poetmodel.device.io import load_device
+from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.schedule.document import load_document
@@ -47,7 +46,7 @@ def test_point_is_solved_to_the_optimum(visitor):
     point = solved(visitor)
     assert (point["state"], point["status"]) == ("done", "optimal")
     graph = load_model("mlp")
-    costs = Costs.estimate(graph, load_device("mkr1000"))
+    costs = Costs.estimate(graph, Device.load("mkr1000"))
     direct = solve(Problem(graph, costs, ram=point["ram_bytes"]))
     assert point["energy_j"] == pytest.approx(direct.energy_j)
     assert point["peak_ram_bytes"] <= point["ram_bytes"]

@@ -11,7 +11,8 @@ from kit.digits import STEP
 from kit.export_agreement import Exported, batches_like, lowered, torch_steps
 from kit.programs import needs
 from kit.traced_models import Through
-from poetmodel.device.io import device_names, load_device
+from poetmodel.device import Device
+from poetmodel.device.io import device_names
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, build
 from poetmodel.export.exporting import export_step
@@ -193,7 +194,7 @@ def test_windows_that_are_updated_on_the_stack_have_room_there(tmp_path):
 
 def test_two_generations_have_room_on_the_storage(tmp_path):
     """State that fits once and not twice is refused with commits: in blocks, as flash keeps it."""
-    board = load_device("nano33ble")
+    board = Device.load("nano33ble")
     device = replace(board, aux_bytes=20_480)
     model = torch.nn.Linear(32, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -307,5 +308,5 @@ def test_graphics_cards_run_no_exported_code(card, tmp_path):
     """They are devices of the back end for torch.compile; boards with large RAM are none."""
     with pytest.raises(InputError, match=f"device: {card} is a graphics card"):
         export_step(load_step(STEP), tmp_path / "c", device=card)
-    others = (load_device(name) for name in device_names() if name not in CARDS)
+    others = (Device.load(name) for name in device_names() if name not in CARDS)
     assert not any(board.is_graphics_card for board in others)

@@ -11,7 +11,7 @@ from kit.commands import invoke
 from kit.digits import STEP, digit_batches, ran
 from kit.programs import needs
 from kit.rotation import rotating
-from poetmodel.device.io import load_device
+from poetmodel.device import Device
 from poetmodel.errors import FlashError
 from poetmodel.export import board
 from poetmodel.export.board import Target
@@ -34,7 +34,7 @@ PLANS = {
 
 def device_of(size_bytes, name="nano33ble", *, storage_bytes=65536):
     """Return a device with other flash."""
-    device = load_device(name)
+    device = Device.load(name)
     assert device.flash is not None
     storage = storage_bytes if device.stores_in_flash else 0
     flash = replace(device.flash, size_bytes=size_bytes, storage_bytes=storage)

@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
+from itertools import product
 
 import pytest
 
 from kit.digits import STEP, digit_batches, exporter, ran, state_after
 from kit.nor_flash import DRIVERS, FLASH, C, over_nor, step_writes
 from kit.programs import needs
+from kit.rotation import quick
 from kit.shared_objects import build
 from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, run
 from poetmodel.export.exporting import export_step
@@ -98,9 +100,12 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("driver", "unit"), [("flash_area", 1), ("flash_area", 32), ("esp_partition", 1),
-                         ("esp_partition", 16)],
-)  # fmt: skip
+    ("driver", "unit"),
+    quick(
+        [("flash_area", 1), ("flash_area", 32), ("esp_partition", 1), ("esp_partition", 16)],
+        [("flash_area", 32), ("esp_partition", 1)],
+    ),
+)
 @pytest.mark.parametrize(
     "plan",
     ["commits", *(pytest.param(plan, marks=pytest.mark.seeds) for plan in ("paged", "mapped"))],
@@ -187,8 +192,13 @@ def worn(folder, target, steps, *settings):
     return run(program, target, folder, inputs=inputs, steps=steps, learning_rate=0.1)
 
 
-@pytest.mark.parametrize("target", [Target.HOST, Target.M4])
-@pytest.mark.parametrize("plan", ["nrf52840", "nano33ble"])
+@pytest.mark.parametrize(
+    ("plan", "target"),
+    quick(
+        list(product(["nrf52840", "nano33ble"], [Target.HOST, Target.M4])),
+        [("nrf52840", Target.M4), ("nano33ble", Target.HOST)],
+    ),
+)
 def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):
     """It counts the bytes and erases that are said, trains as RAM does, and wears out."""
     needs(target)

@@ -90,8 +90,13 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
     "compiler",
     [
         ("cc",),
-        ("cc", "-DPM_REAL=double"),
-        *(("arm-none-eabi-gcc", "-mthumb", *flags) for flags in CORES),
+        *(
+            pytest.param(compiler, marks=pytest.mark.slow)
+            for compiler in (
+                ("cc", "-DPM_REAL=double"),
+                *(("arm-none-eabi-gcc", "-mthumb", *flags) for flags in CORES),
+            )
+        ),
     ],
     ids=" ".join,
 )

@@ -13,11 +13,8 @@ from hypothesis import given
 from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Tensor, operation
-from poetmodel.graph.conversion import to_networkx
 from poetmodel.graph.io import (
     canonical_json,
-    graph_to_dict,
-    save_graph,
 )
 
 HEAD = '{"format": "poetmodel-graph", "version": 1, "name": "g", '
@@ -98,7 +95,7 @@ def test_what_may_be_left_out_has_its_default():
     assert (first.recomputable, first.on_aux) == (True, False)
     assert second.outputs == ()
     graph = Graph.from_dict(document(resident_bytes={"optimizer": 1}))
-    content = graph_to_dict(graph, defaults=True)
+    content = graph.to_dict(defaults=True)
     content["resident_bytes"]["optimizer"] = 2
     content["nodes"][0]["inputs"].append("x")
     assert graph.resident_bytes == {"optimizer": 1}
@@ -111,11 +108,11 @@ def test_nothing_is_lost(graph, tmp_path_factory):
     path = tmp_path_factory.mktemp("graph") / "g.graph.json"
     graph.save(path)
     loaded = Graph.load(path)
-    assert Graph.from_dict(graph_to_dict(graph)) == graph
-    assert Graph.from_dict(graph_to_dict(graph, defaults=True)) == graph
-    assert Graph.from_dict(json.loads(canonical_json(graph))) == graph
+    assert Graph.from_dict(graph.to_dict()) == graph
+    assert Graph.from_dict(graph.to_dict(defaults=True)) == graph
+    assert Graph.from_dict(json.loads(canonical_json(graph.to_dict(defaults=True)))) == graph
     assert (loaded, loaded.sha256) == (graph, graph.sha256)
-    assert Graph.from_networkx(to_networkx(graph)) == graph
+    assert Graph.from_networkx(graph.to_networkx()) == graph
     assert pickle.loads(pickle.dumps(graph)) == graph  # noqa: S301
     assert copy.deepcopy(graph) == graph
 
@@ -124,7 +121,7 @@ def test_saved_files_are_short_and_diffable(tmp_path):
     """One node per line, defaults left out, letters as they are."""
     path = tmp_path / "g.graph.json"
     nodes = (operation("grün", output_bytes=8), operation("b", output_bytes=4, inputs=("grün",)))
-    save_graph(Graph(name="g", nodes=nodes), path)
+    Graph(name="g", nodes=nodes).save(path)
     assert path.read_text(encoding="utf-8") == (
         '{"format": "poetmodel-graph",\n "version": 1,\n "name": "g",\n "nodes": [\n'
         '  {"name": "grün", "op": "op", "phase": "forward", "inputs": [], "output_bytes": 8},\n'
@@ -145,7 +142,7 @@ def test_canonical_text_is_as_specified():
         '"phase":"forward","recomputable":true,"workspace_bytes":0}],"resident_bytes":{},'
         '"version":1}'
     )
-    assert canonical_json(graph) == expected
+    assert canonical_json(graph.to_dict(defaults=True)) == expected
     assert graph.sha256 == hashlib.sha256(expected.encode()).hexdigest()
     spelled = node(workspace_bytes=0, flops=0, recomputable=True, on_aux=False)
     plain = Graph.from_dict(document()).sha256
@@ -314,7 +311,7 @@ def test_attributes_are_the_keys_of_the_file(norm):
 
     The index decides, not the order in which nodes and edges were added; nothing is shared.
     """
-    digraph = to_networkx(norm)
+    digraph = norm.to_networkx()
     assert digraph.graph == {
         "name": "norm",
         "batch_size": 3,

@@ -20,8 +20,7 @@ from poetmodel.graph import (
     inference_profile,
     operation,
 )
-from poetmodel.graph.conversion import to_networkx
-from poetmodel.graph.io import canonical_json, graph_to_dict
+from poetmodel.graph.io import canonical_json
 
 
 def step(*changed):
@@ -38,7 +37,7 @@ def step(*changed):
 
 def document(**changes):
     """Return `step` as a file holds it, with keys of nodes changed; None takes one out."""
-    found = graph_to_dict(step())
+    found = step().to_dict()
     for node in found["nodes"]:
         node.update(changes.get(node["name"]) or {})
         for key in [key for key, value in node.items() if value is None]:
@@ -95,10 +94,10 @@ def test_nothing_is_lost(seed, tmp_path):
     path = tmp_path / "step.graph.json"
     graph.save(path)
     for again in (
-        Graph.from_dict(graph_to_dict(graph)),
-        Graph.from_dict(graph_to_dict(graph, defaults=True)),
-        Graph.from_dict(json.loads(canonical_json(graph))),
-        Graph.from_networkx(to_networkx(graph)),
+        Graph.from_dict(graph.to_dict()),
+        Graph.from_dict(graph.to_dict(defaults=True)),
+        Graph.from_dict(json.loads(canonical_json(graph.to_dict(defaults=True)))),
+        Graph.from_networkx(graph.to_networkx()),
         Graph.load(path),
         pickle.loads(pickle.dumps(graph)),  # noqa: S301 - its own bytes
         replace(graph),
@@ -113,7 +112,7 @@ def test_file_is_of_version_2_and_short():
 
     A graph in which no key of version 2 is used is the one that it always was.
     """
-    found = graph_to_dict(step(), defaults=True)
+    found = step().to_dict(defaults=True)
     assert found["version"] == 2
     assert found["nodes"][1] == {
         "name": "w",
@@ -126,10 +125,10 @@ def test_file_is_of_version_2_and_short():
     assert found["nodes"][4]["outputs"] == [W_PLUS]
     plain = Graph(name="pair", nodes=(operation("a", output_bytes=8),))
     assert (plain.version, plain.state_tensors, dict(plain.replacement_of)) == (1, (), {})
-    assert graph_to_dict(plain)["version"] == 1
-    assert "in_place" not in canonical_json(plain)
-    assert Graph.from_dict({**graph_to_dict(plain), "version": 2}) == plain
-    empty = {**graph_to_dict(plain), "version": 2}
+    assert plain.to_dict()["version"] == 1
+    assert "in_place" not in canonical_json(plain.to_dict(defaults=True))
+    assert Graph.from_dict({**plain.to_dict(), "version": 2}) == plain
+    empty = {**plain.to_dict(), "version": 2}
     empty["nodes"][0]["in_place"] = {}
     assert Graph.from_dict(empty).sha256 == plain.sha256
 

@@ -32,7 +32,7 @@ from poetmodel.errors import LicenceError, PoetModelError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.heuristics.greedy import page_everything, trivial
 from poetmodel.model import build
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status

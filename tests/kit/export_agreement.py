@@ -12,7 +12,7 @@ import torch
 from kit.eager_steps import eager_step
 from kit.programs import needs
 from kit.shared_objects import build
-from poetmodel.device.io import load_device
+from poetmodel.device import Device
 from poetmodel.export.board import Target, run
 from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.export.exporting import DEVICE, export_step
@@ -269,7 +269,7 @@ def lowered(training, optimizer="gradients", *, name=None):
 
 def _with_enough_flash(device):
     """Return a device whose flash takes any program; storage has as much of it as before."""
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     flash = board.flash
     return board if flash is None else replace(board, flash=replace(flash, size_bytes=2**40))
 
@@ -294,7 +294,7 @@ class Exported:
     def __init__(self, step, folder, *, share=None, **options):
         if share is not None:
             board = options.get("device")
-            device = load_device(board) if isinstance(board, str) else board
+            device = Device.load(board) if isinstance(board, str) else board
             paging = options.get("paging", True)
             commit = options.get("commit", False) or options.get("commit_every", 1) > 1
             stack = stack_bytes(options.get("stack"), commit=commit)

@@ -3,11 +3,11 @@
 import numpy as np
 
 
-def words(step, site, count, *, seed=0):
-    """Return so many words of Philox 4x32-10 at a site of a step."""
+def words(step, site, count, *, stream=0, seed=0):
+    """Return so many words of Philox 4x32-10 at a site of a step; 1 is the stream of rounding."""
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     zeros = np.zeros_like(blocks)
-    counter = [blocks, zeros + np.uint64(site), zeros, zeros]
+    counter = [blocks, zeros + np.uint64(site), zeros + np.uint64(stream), zeros]
     keys = [step, seed]
     for _ in range(10):
         low, high = (
@@ -29,9 +29,9 @@ def kept(step, site, count, dropped_ratio):
     return (words(step, site, count) >> 8) >= round(dropped_ratio * 2**24)
 
 
-def uniform(step, site, count):
+def uniform(step, site, count, **more):
     """Return so many numbers from 0 to 1."""
-    return (words(step, site, count) >> 8) / 2.0**24
+    return (words(step, site, count, **more) >> 8) / 2.0**24
 
 
 def normal(step, site, count):

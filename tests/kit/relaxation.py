@@ -11,8 +11,8 @@ import numpy as np
 
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
-from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import as_candidate

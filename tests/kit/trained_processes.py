@@ -6,8 +6,6 @@ import sys
 import tempfile
 
 import torch
-import transformers
-from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 import poetmodel.torch as pmt
@@ -18,6 +16,8 @@ OPTIONS = {"fullgraph": True, "dynamic": False}
 
 def network():
     """Return a small classifier."""
+    import transformers
+
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(
         transformers.BertConfig(
@@ -42,6 +42,8 @@ def rows():
 
 def by_trainer(model):
     """Train by the stock Trainer."""
+    import transformers
+
     with tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(
             output_dir=folder,
@@ -57,6 +59,8 @@ def by_trainer(model):
 
 def by_accelerate(model):
     """Train by a loop of Accelerate, which accumulates gradients of two batches."""
+    from accelerate import Accelerator
+
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(rows(), batch_size=8)

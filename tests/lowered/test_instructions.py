@@ -11,7 +11,6 @@ from kit.programs import needs
 from kit.rotation import rotating
 from mcu.small_networks import NETWORKS, training
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_profile
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
@@ -339,7 +338,7 @@ def test_profile_measures_a_step_file(tmp_path):
     save_step(linear_step(), step)
     done = invoke("profile", str(step), "--target", "qemu", "--out", str(costs), status=0)
     assert "counted by QEMU" in done.out
-    assert load_profile(costs).compute["linear"].time_s > 0
+    assert Costs.load(costs).compute["linear"].time_s > 0
     invoke("export", str(step), "--profile", str(costs), "--out", str(folder), status=0)
     assert (folder / "manifest.json").is_file()
 

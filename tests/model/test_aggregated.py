@@ -22,10 +22,11 @@ from kit.worked import costs_of, written
 from poetmodel.backends.layout import form_of
 from poetmodel.graph import Graph, operation
 from poetmodel.model import aggregated
-from poetmodel.model.aggregated import Grouping, build_relaxation
+from poetmodel.model.aggregated import build_relaxation
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 

@@ -27,10 +27,10 @@ from pyomo.repn import generate_standard_repn
 from kit.worked import costs_of, even_costs, skip_graph, state, update
 from poetmodel.graph import Graph, operation
 from poetmodel.model import FORMULATIONS, build
-from poetmodel.model.aggregated import Grouping
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
+from poetmodel.model.grouping import Grouping
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.model.view import view

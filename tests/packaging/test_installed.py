@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import poetmodel
-from poetmodel.device.io import device_names, load_device
+from poetmodel.device import Device
+from poetmodel.device.io import device_names
 from poetmodel.files import shipped
 from poetmodel.graph.catalogue import load_model, model_names
 
@@ -65,7 +66,7 @@ def test_sources_in_c_are_those_of_the_project():
 def test_every_model_and_device_loads():
     """Each name in the lists can be used."""
     assert {load_model(name).name for name in model_names()} == set(model_names())
-    assert {load_device(name).key for name in device_names()} == set(device_names())
+    assert {Device.load(name).key for name in device_names()} == set(device_names())
 
 
 @pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")

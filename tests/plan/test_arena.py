@@ -10,7 +10,7 @@ from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Arena, Plan, check_arena
-from poetmodel.plan.arena import Rectangle
+from poetmodel.plan.arena_check import Rectangle
 from poetmodel.plan.document import load_document, parse_document
 from poetmodel.schedule import GraphIdentity
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,17 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
+from kit.commands import invoke
+from kit.quantized_networks import converted, float_front, images, write_onnx
+from kit.random_masks import uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.int8.gradients import update_16_bits, update_stochastic
+from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
-from poetmodel.torch.int8.training import TrainedLayer
+from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
+from poetmodel.torch.lowering.operands import _LOWERED as LOWERED
+from poetmodel.torch.step.optimizers import rules_of
+from poetmodel.torch.step.updates import QuantizedUpdate
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torchao")
@@ -64,6 +71,13 @@ def loss_of(model, x, y):
     loss = functional.cross_entropy(model(x), y)
     loss.backward()
     return loss.item()
+
+
+def assert_same(model, twin):
+    """Assert that two models have the same state."""
+    theirs = twin.state_dict()
+    for name, mine in model.state_dict().items():
+        assert torch.equal(mine, theirs[name]), name
 
 
 def integers(*shape, low=-128, high=128):
@@ -185,6 +199,15 @@ def test_stochastic_rounding_keeps_the_mean():
     assert set(weight.tolist()) == {-127}
 
 
+def test_draws_are_those_of_the_generator_of_exported_code():
+    """Philox, as NumPy computes it, with another third word than dropout has."""
+    weight = torch.zeros((5, 7), dtype=torch.int8)
+    mine = RoundingDraws(update=3, site=2, seed=9).uniform(weight)
+    assert mine.shape == weight.shape
+    wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
+    assert mine.flatten().tolist() == wanted.tolist()
+
+
 # -- networks --------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_network_without_headroom_has_the_bytes_of_the_frozen_one(batches):
@@ -251,12 +274,45 @@ def test_frozen_layers_between_trained_ones_pass_gradients_on(batches):
     assert model.get_submodule("0").weight_gradient.grad.abs().max() > 0
 
 
+def test_converted_modules_and_onnx_files_train_likewise(tmp_path, told):
+    """They have the layers of one another, and the same steps; the rest is frozen, or float."""
+    onnx = pytest.importorskip("onnx")
+    module = converted(float_front(), images(8), dtype=torch.uint8)
+    write_onnx(module, tmp_path / "net.onnx", head=nn.Linear(10, 3))
+    own = nn.Sequential(pmt.quantized(module, train="last-2"), nn.Linear(10, 3))
+    file = pmt.from_onnx(tmp_path / "net.onnx", train="last-2")
+    own[1].load_state_dict({"weight": file.head.weight.detach(), "bias": file.head.bias.detach()})
+    assert not list(pmt.from_onnx(tmp_path / "net.onnx").front.parameters())
+    for model in (own, file):
+        optimizer = pmt.QuantizedSGD(model, lr=0.5)
+        for _ in range(2):
+            loss_of(model, images(), torch.tensor([0, 2]))
+            optimizer.step()
+    layers = [list(front.trained_layers().values()) for front in (own[0], file.front)]
+    assert [len(each) for each in layers] == [2, 2]
+    for mine, theirs in zip(*layers, strict=True):
+        assert torch.equal(mine.weight, theirs.weight)
+        assert torch.equal(mine.residual, theirs.residual)
+    assert torch.equal(own(images()), file(images()))
+    with told.raises(InputError, "name"):
+        pmt.from_onnx(tmp_path / "net.onnx", train="dense")
+    value = partial(onnx.helper.make_tensor_value_info, shape=[1, 3])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])], "float", [value("x", 1)], [value("y", 1)]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    onnx.save(model, tmp_path / "float.onnx")
+    with told.raises(InputError, "float"):
+        pmt.from_onnx(tmp_path / "float.onnx", train="all")
+
+
 def test_weight_decay_takes_real_weights(step):
     """Without a gradient a weight shrinks by the rate times the decay, residual included."""
     model, x, _ = step
     layer = model.get_submodule("6")
     before = layer.real_weight()
-    layer.update(torch.zeros(layer.weight.shape), 0.5, weight_decay=0.1)
+    zeros = torch.zeros(layer.weight.shape)
+    subtract_gradient(layer.state, zeros, layer.weight_scale, 0.5, weight_decay=0.1)
     off = (layer.real_weight() - before * 0.95).abs() / layer.weight_scale[:, None]
     assert off.max() <= 0.5 / 256 + 1e-6
     assert x is not None
@@ -264,11 +320,19 @@ def test_weight_decay_takes_real_weights(step):
 
 # -- compiled steps --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"clip_grad_norm": 0.05}, marks=pytest.mark.slow)], ids=str
+    ("rounding", "options"),
+    [
+        ("16 bits", {}),
+        pytest.param("16 bits", {"clip_grad_norm": 0.05}, marks=pytest.mark.slow),
+        ("stochastic", {}),
+    ],
+    ids=str,
 )
-def test_compiled_steps_have_the_bits_of_eager(step, options):
+def test_compiled_steps_have_the_bits_of_eager(step, batches, rounding, options):
     """State, moments of nothing, and losses of five steps, with weight decay."""
     model, x, y = step
+    if rounding != "16 bits":
+        model = pmt.quantized(network(), batches, train="last-2", rounding=rounding)
     twin = copy.deepcopy(model)
     optimizer = pmt.QuantizedSGD(model, lr=0.5, weight_decay=1e-3)
     own = pmt.QuantizedSGD(twin, lr=0.5, weight_decay=1e-3)
@@ -281,10 +345,93 @@ def test_compiled_steps_have_the_bits_of_eager(step, options):
             torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad_norm"])
         optimizer.step()
         assert float(compiled(x, y)) == loss
-    for (name, mine), theirs in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.equal(mine, theirs), name
+    assert_same(model, twin)
+
+
+def test_gradients_of_micro_batches_accumulate(step, batches):
+    """Two compiled halves of a batch, and one update: the bits of eager, which sums them."""
+    model, _, y = step
+    twin = copy.deepcopy(model)
+    optimizer, own = pmt.QuantizedSGD(model, lr=0.5), pmt.QuantizedSGD(twin, lr=0.5)
+    loss_fn = functional.cross_entropy
+    compiled = pmt.compile(twin, loss_fn, (batches[0], y), ram="100%", accumulate=2)
+    for pair in (batches[:2], batches[2:]):
+        for x in pair:
+            (loss_fn(model(x), y) / 2).backward()
+            compiled(x, y)
+        for each in (optimizer, own):
+            each.step()
+            each.zero_grad()
+    assert_same(model, twin)
+
+
+@pytest.mark.parametrize("rounding", ["16 bits", "stochastic"])
+def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
+    """The update sums gradients of batches, and takes one step with the last one, clipped."""
+    model = pmt.quantized(network(), batches, train="last-1", rounding=rounding)
+    optimizer = pmt.QuantizedSGD(model, lr=0.5, weight_decay=1e-2, seed=3)
+    (layer,) = model.trained_layers().values()
+    gradients = torch.randn(3, *layer.weight.shape)
+    state = [*(tensor.clone() for tensor in layer.state), torch.zeros(layer.weight.shape)]
+    ((rule, _),) = rules_of(optimizer)
+    draws = partial(optimizer.draws, 0) if rounding == "stochastic" else None
+    update = QuantizedUpdate(rule, site=0, draws=draws, batches=3)
+    rate, factor = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25)
+    for count, gradient in enumerate(gradients):
+        update.replace(state, [gradient], layer.weight_scale, rate, torch.tensor(count), factor)
+        same = [torch.equal(a, b) for a, b in zip(state, layer.state, strict=False)]
+        assert all(same) == (count < 2)
+    layer.weight_gradient.grad = (gradients[0] + gradients[1] + gradients[2]) * factor
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(state, layer.state, strict=False))
+    assert not state[-1].any()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's
+def test_backend_has_the_bits_of_eager(step, batches):
+    """Layers in int8 under ``torch.compile``, with an optimizer of its own beside it."""
+    model, _, y = step
+    twin = copy.deepcopy(model)
+    optimizer, own = pmt.QuantizedSGD(model, lr=0.5), pmt.QuantizedSGD(twin, lr=0.5)
+
+    def loss_of_twin(x, y):
+        return functional.cross_entropy(twin(x), y)
+
+    own_backend = pmt.backend(ram="100%")
+    compiled = torch.compile(loss_of_twin, backend=own_backend, fullgraph=True, dynamic=False)
+    for x in batches[:2]:
+        loss = loss_of(model, x, y)
+        twin.zero_grad()
+        mine = compiled(x, y)
+        mine.backward()
+        assert mine.item() == loss
+        optimizer.step()
+        own.step()
+    assert_same(model, twin)
+
+
+def test_updates_go_on_from_a_stored_optimizer(batches):
+    """Stochastic rounding draws by the number of the update, which a state dict has."""
+    model = pmt.quantized(network(), batches, train="last-1", rounding="stochastic")
+    optimizer = pmt.QuantizedSGD(model, lr=0.5, seed=7)
+    y = torch.tensor([0, 1, 2, 3])
+
+    def weights_after_a_step(model, optimizer):
+        loss_of(model, batches[0], y)
+        optimizer.step()
+        return next(iter(model.trained_layers().values())).weight
+
+    weights_after_a_step(model, optimizer)
+    twin, own = copy.deepcopy((model, optimizer))
+    other = copy.deepcopy(model)
+    stored = pmt.QuantizedSGD(other, lr=0.1)
+    stored.load_state_dict(optimizer.state_dict())
+    another = copy.deepcopy(model)
+    fresh = pmt.QuantizedSGD(another, lr=0.5, seed=7)
+    expected = weights_after_a_step(model, optimizer)
+    assert torch.equal(weights_after_a_step(twin, own), expected)
+    assert torch.equal(weights_after_a_step(other, stored), expected)
+    assert not torch.equal(weights_after_a_step(another, fresh), expected)
 
 
 def test_traced_step_has_its_label_and_int8_state(step):
@@ -299,17 +446,66 @@ def test_traced_step_has_its_label_and_int8_state(step):
     assert sum(of_weights) == 2 * count
 
 
+def test_commands_say_what_the_numbers_are(step, tmp_path):
+    """Limits, schedules and reports of a traced step have the label."""
+    model, x, y = step
+    given = (functional.cross_entropy, (x[:1], y[:1]))
+    graph = pmt.trace(model, *given, optimizer=pmt.QuantizedSGD(model, lr=0.5)).graph
+    names = ("net.graph.json", "a.json", "a.html")
+    path, schedule, page = (tmp_path / name for name in names)
+    graph.save(path)
+    limits = invoke("limits", str(path), "--device", "nrf52840", "--time-limit", "20")
+    assert graph.exactness in " ".join(limits.out.split())
+    options = ("--device", "nrf52840", "--ram", "100%", "--time-limit", "20")
+    solved = invoke("solve", str(path), *options, "--out", str(schedule))
+    assert graph.exactness in " ".join(solved.out.split())
+    invoke("report", str(schedule), "--graph", str(path), "--out", str(page))
+    assert graph.exactness in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(QuantizedUpdate not in LOWERED, reason="C has no kernels of int8 weights yet")
+def test_choose_trains_int8_layers(batches):
+    """A layer's weight and residual are one tensor, with scores of real gradients; proved."""
+    model = pmt.quantized(network(), batches, train=["3", "6", "10"])
+    loss_fn, inputs = functional.cross_entropy, (batches[0][:1], torch.tensor([1]))
+    options = {"device": "nrf52840", "scores": "gradient-norm", "paging": False}
+    every = pmt.choose(model, loss_fn, inputs, ram="100%", **options)
+    assert every.layers == ("3", "6", "10")
+    fewer = pmt.choose(model, loss_fn, inputs, ram="60%", **options)
+    assert fewer.status == "optimal"
+    assert not fewer.note
+    assert set(fewer.layers) < set(every.layers)
+    assert fewer.result.energy_j < every.result.energy_j
+    graph = fewer.step.graph
+    state = {graph.tensors[i].name for i in graph.state_tensors}
+    trained = {layer for layer in "36" if f"{layer}.residual" in state}
+    assert trained == set(fewer.layers) - {"10"}
+    fewer.freeze(model)
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == set(fewer.parameters)
+    with pytest.raises(InputError, match="cannot be trained"):
+        pmt.choose(model, loss_fn, inputs, **{**options, "scores": {"0": 1.0}}, ram="100%")
+
+
 # -- refusals --------------------------------------------------------------------------------------
 def test_refusals_are_sentences(step, batches, told):
     """Layers, roundings and factors that there are none of; optimizers without an update."""
     model, x, y = step
     given = (functional.cross_entropy, (x, y))
+    first, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+    with_momentum = pmt.QuantizedSGD(model, lr=1.0)
+    with_momentum.param_groups[0]["momentum"] = 0.9
     calls = {
         "name": lambda: pmt.quantized(network(), batches, train="conv*"),
         "last": lambda: pmt.quantized(network(), batches, train="last-9"),
         "rounding": lambda: pmt.quantized(network(), batches, train="all", rounding="nearest"),
         "headroom": lambda: pmt.quantized(network(), batches, train="all", headroom=0.5),
         "rate": lambda: pmt.QuantizedSGD(model, lr=-1.0),
+        "seed": lambda: pmt.QuantizedSGD(model, lr=1.0, seed=-1),
+        "group": with_momentum.step,
+        "layer": lambda: pmt.quantized(nn.Sequential(first, nn.GELU()), batches, train="all"),
+        "batch norm": lambda: pmt.quantized(
+            nn.Sequential(first, nn.ReLU(), norm), batches, train="all"
+        ),
     }
     for name, call in calls.items():
         with told.raises(InputError, name):
@@ -322,6 +518,10 @@ def test_refusals_are_sentences(step, batches, told):
     for name, optimizer in optimizers.items():
         with told.raises(CaptureError, name):
             pmt.compile(model, *given, ram="100%", optimizer=optimizer)
+    stochastic = pmt.quantized(network(), batches, train="last-1", rounding="stochastic")
+    with told.raises(CaptureError, "count"):
+        plain = torch.optim.SGD(stochastic.parameters(), lr=1.0)
+        pmt.compile(stochastic, *given, ram="100%", optimizer=plain)
     with told.raises(CaptureError, "input"):
         model(x.clone().requires_grad_())
 

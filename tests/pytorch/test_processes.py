@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import poetmodel.torch as pmt
 from poetmodel.torch.dynamo.wrappers import bucket_bytes
+from poetmodel.torch.graph import profiles
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 pytestmark = [
@@ -65,9 +66,13 @@ def join(rank, folder):
 
 
 def leave():
-    """Leave the group."""
+    """End the process, once the other one has come as far.
+
+    What DDP has in C++ would otherwise join the threads of gloo while it holds the lock of the
+    interpreter, which these may wait for.
+    """
     distributed.barrier()
-    distributed.destroy_process_group()
+    os._exit(0)
 
 
 def trained(model, step, rank):
@@ -108,11 +113,16 @@ def check(back, found, expected, held_bytes=0):
 
 
 def train_replicas(rank, folder):
-    """Train by DDP, whose buckets are split by optimize_ddp."""
+    """Train by DDP, whose buckets are split by optimize_ddp.
+
+    The second process measures larger workspaces, and has more outside of the compiled function.
+    """
     join(rank, folder)
+    if rank:
+        profiles.heap_peak_bytes = lambda work: heap_peak_bytes(work) + 4096
     torch.manual_seed(1)
-    eager = Tower()
-    model, back = copy.deepcopy(eager), pmt.backend("60%", cache=False, gap=0.5)
+    eager, outside = Tower(), 65536 * rank
+    model, back = copy.deepcopy(eager), pmt.backend("60%", cache=False, gap=0.5, outside=outside)
     model.compile(backend=back, **OPTIONS)
     step = DistributedDataParallel(model, bucket_cap_mb=1)
     expected = trained(eager, DistributedDataParallel(eager, bucket_cap_mb=1), rank)
@@ -168,9 +178,6 @@ def test_two_processes_train_within_one_budget(work, tmp_path, monkeypatch, pyte
     torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
 
 
-@pytest.mark.xfail(
-    reason="processes of torchrun plan graphs that differ, and are refused by name", strict=False
-)
 def test_loops_of_other_libraries_train_a_compiled_model(pytestconfig):
     """Of transformers and Accelerate, under torchrun on a port that the system chooses."""
     pytest.importorskip("transformers")

@@ -10,7 +10,6 @@ import poetmodel.torch as pmt
 from kit.eager_steps import differing
 from kit.traced_models import residual, rows, traced_residual
 from poetmodel.device import Costs
-from poetmodel.device.io import save_profile
 from poetmodel.errors import InputError
 from poetmodel.problem import Problem
 from poetmodel.torch import measure, trace
@@ -37,7 +36,7 @@ def test_profile_fits_its_graph(tmp_path):
     """Saved, read again, the costs make a problem with the graph."""
     traced = trace(*residual())
     profile = measure(traced, folder=tmp_path, repeats=1)
-    save_profile(profile.costs, tmp_path / "net.csv")
+    profile.costs.save(tmp_path / "net.csv")
     costs = Costs.load(tmp_path / "net.csv")
     assert costs == profile.costs
     problem = Problem(traced.graph, costs, ram="100%")

@@ -20,7 +20,7 @@ from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitErro
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.execution import last_needs
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.schedule import (
     GraphIdentity,
     Schedule,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BUFFER_UPDATE: Final = "copy_"
 """The operator of updates that no gradient has a part in: of running statistics."""
+QUANTIZED_UPDATE: Final = "quantized_sgd"
+"""The operator of updates of int8 weights, which another parameter of the layer stands for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +36,25 @@ class Freezable:
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
-        """The state tensors of each parameter: itself or its tiles, and what its update keeps."""
-        updated = {
-            tensor.replaces
+        """The state tensors of each parameter: itself or its tiles, and what its update keeps.
+
+        Int8 weights, and their residuals, are those of the parameter ``weight_gradient``.
+        """
+        updates = {
+            str(tensor.replaces): node
             for node in self.graph.nodes
             if node.phase == Phase.UPDATE and node.op != BUFFER_UPDATE
             for tensor in node.outputs
         }
+        state_names = {ref.buffer: state.name for state in self.step.states for ref in state.pieces}
         tensors: dict[str, tuple[str, ...]] = {}
         for state in self.step.states:  # parameters, then what an optimizer keeps of them
             pieces = tuple(ref.buffer for ref in state.pieces)
-            if updated.issuperset(pieces):
-                owner = state.name.rpartition(".")[0]
-                name = owner if owner in tensors else state.name
+            if updates.keys() >= set(pieces):
+                update = updates[pieces[0]]
+                name = state_names[str(update.outputs[0].replaces)]
+                if update.op == QUANTIZED_UPDATE:
+                    name = f"{name}_gradient"
                 tensors[name] = (*tensors.get(name, ()), *pieces)
         return tensors
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.choosing.pebbling import PebbleGame
 from poetmodel.device import Costs
-from poetmodel.device.costs import FREE
+from poetmodel.device.cost import FREE
 from poetmodel.graph import Graph, Phase, floor
 from poetmodel.problem import DeadlineCounts
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.choosing.freezing import Freezable
     from poetmodel.device import Device
-    from poetmodel.device.costs import Cost
+    from poetmodel.device.cost import Cost
     from poetmodel.problem import Problem
 
 SLACK: Final = 1e-8

@@ -135,7 +135,7 @@ def _check_options(
 ) -> None:
     """Raise for each option that is wrong for every step, before PyTorch is loaded."""
     from poetmodel.choosing.search import GRADIENT_NORM
-    from poetmodel.device.io import load_profile
+    from poetmodel.device import Costs
     from poetmodel.lowered.io import load_scores
     from poetmodel.problem.parse import check_limits
     from poetmodel.tiling.choice import parse_tile
@@ -150,7 +150,7 @@ def _check_options(
     if wanted.scores != GRADIENT_NORM:
         load_scores(Path(wanted.scores))
     if costing.profile is not None:
-        load_profile(costing.profile, device=device)
+        Costs.load(costing.profile, device=device)
 
 
 def _chosen(

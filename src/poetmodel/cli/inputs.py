@@ -288,14 +288,14 @@ def read_device(device: str | None) -> Device | None:
     """Return the device of a ``--device`` option: a built-in one, or that of a file."""
     if device is None:
         return None
-    from poetmodel.device.io import load_device
+    from poetmodel.device import Device
 
-    return load_device(device)
+    return Device.load(device)
 
 
 def device_warnings(device: Device) -> tuple[str, ...]:
     """Return the doubtful values of a device, as sentences."""
-    from poetmodel.device.hardware import sanity_warnings
+    from poetmodel.device.sanity import sanity_warnings
 
     return tuple(f"device {device.short_name}: {text}" for text in sanity_warnings(device))
 
@@ -324,9 +324,9 @@ def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) ->
     device = read_device(named if given.device is None else given.device)
     warn_of_kernels(graph, device)
     if given.profile is not None:
-        from poetmodel.device.io import load_profile
+        from poetmodel.device import Costs
 
-        return load_profile(given.profile, device=device)
+        return Costs.load(given.profile, device=device)
     if device is None:
         raise InputError(NO_COSTS)
     return Costs.estimate(graph, device)

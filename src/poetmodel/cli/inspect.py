@@ -342,17 +342,18 @@ class DeviceArgument:
 @command("poetmodel devices rpi4b")
 def devices(shown: DeviceArgument, output: OutputOptions) -> None:
     """List the built-in devices, or show one."""
-    from poetmodel.device.io import device_names, load_device
+    from poetmodel.device import Device
+    from poetmodel.device.io import device_names
 
     if shown.name is None:
-        boards = [load_device(key) for key in device_names()]
+        boards = [Device.load(key) for key in device_names()]
         if output.json:
             print_json([device_dict(board) for board in boards])
             return
         heads = ("device", "core", "RAM", "computes", "transfers")
         show(listing("Devices", heads, map(_cells, boards), left=2))
         return
-    board = load_device(shown.name)
+    board = Device.load(shown.name)
     print_warnings(device_warnings(board))
     if output.json:
         print_json(device_dict(board))

@@ -133,10 +133,9 @@ class CostingOptions:
 
 def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
     """Return the estimates of a device, and a note on them."""
-    from poetmodel.device import Costs
-    from poetmodel.device.io import load_device
+    from poetmodel.device import Costs, Device
 
-    costs = Costs.estimate(graph, load_device(device))
+    costs = Costs.estimate(graph, Device.load(device))
     if costs.cycles is not None:
         cycles = f"instructions of exported C, {costs.cycles.text}"
         return costs, (f"compute times for device {device}: {cycles}",)
@@ -220,9 +219,7 @@ def trace(
         with live_line(wanted=not output.json, doing="measuring"):
             costs, notes = costing.costs(traced)
     if profile_out is not None and costs is not None:
-        from poetmodel.device.io import save_profile
-
-        save_profile(costs, profile_out)
+        costs.save(profile_out)
     _show(traced, costs, notes, json=output.json)
     written = [path for path in (out, profile_out) if path is not None]
     for path in written:
@@ -409,9 +406,7 @@ def profile(
             "--device to estimate its costs"
         )
     if out is not None:
-        from poetmodel.device.io import save_profile
-
-        save_profile(costs, out)
+        costs.save(out)
     facts = list(_cost_facts(graph, costs))
     if output.json:
         named = {"graph": {"name": graph.name, "sha256": graph.sha256}}

@@ -1,6 +1,7 @@
 """Devices and costs: who computes and pages, how long it takes and what it draws."""
 
-from poetmodel.device.costs import FREE, Cost, Costs, CostTable, PageCost
+from poetmodel.device.cost import FREE, Cost, PageCost
+from poetmodel.device.costs import Costs, CostTable
 from poetmodel.device.hardware import Compute, Device, Flash, Storage, StorageMode, Transfer
 
 __all__ = [

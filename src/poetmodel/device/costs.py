@@ -10,7 +10,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.cost import FREE, Cost, PageCost
 from poetmodel.device.generation import GenerationLayout
+from poetmodel.device.profile import read_profile, write_profile
 from poetmodel.errors import CostError, listed, shown
 from poetmodel.units import brief
 
@@ -25,29 +27,6 @@ if TYPE_CHECKING:
 
 _MAX_NAMED: Final = 4
 """How many names one message lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Time and energy of one computation or one transfer."""
-
-    time_s: float
-    """How long it takes [s]."""
-    energy_j: float
-    """Energy from the battery [J]."""
-
-
-FREE = Cost(0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class PageCost:
-    """Costs of moving one tensor."""
-
-    page_in: Cost
-    """Storage to RAM."""
-    page_out: Cost
-    """RAM to storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +166,13 @@ class Costs:
         CostError
             If the file cannot be read; with every fault found in it, each with its line.
         """
-        from poetmodel.device.io import load_profile
+        content = read_profile(path)
+        pages = None if device is not None and device.storage is None else content.pages
+        return cls(compute=content.compute, pages=pages, device=device, source=str(path))
 
-        return load_profile(path, device=device)
+    def save(self, path: str | Path) -> None:
+        """Write a profile, a CSV file of compute and page costs, which `load` reads."""
+        write_profile(path, self.compute, self.pages or {})
 
     @classmethod
     def estimate(cls, graph: Graph, device: Device) -> Costs:

@@ -9,7 +9,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device.cores import CycleModel, find_core
-from poetmodel.errors import DeviceError, shown
+from poetmodel.device.io import read_device
+from poetmodel.errors import DeviceError, raised_as, shown
+from poetmodel.files import unknown_key
 from poetmodel.units import MAX_BYTES, brief, format_bytes, parse_frequency
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class DeviceFigure(NamedTuple):
 _BYTES: Final = (1e3, 2.0**50)
 _RATE: Final = (1e3, 1e13)
 _POWER: Final = (1e-6, 1e3)
-_MEANT: Final = {
+UNITS_MEANT: Final = {
     "B": "bytes",
     "B/s": "bytes per second",
     "FLOP/J": "FLOP per joule",
@@ -296,9 +298,10 @@ class Device:
         DeviceError
             If there is no such device or file; with every fault found in the file.
         """
-        from poetmodel.device.io import load_device
-
-        return load_device(name_or_path)
+        key = str(name_or_path)
+        document = read_device(key)
+        with raised_as(DeviceError, key):
+            return _parse_device(document, key=key)
 
 
 _PARTS: Final[Mapping[str, tuple[type, str]]] = {
@@ -322,7 +325,7 @@ def device_figures() -> Iterator[tuple[str, DeviceFigure]]:
                 yield path, known._replace(name=prefix + known.name)
 
 
-def keys_of(kind: type) -> tuple[str, ...]:
+def _keys_of(kind: type) -> tuple[str, ...]:
     """Return the keys that a part of a device has in files, without tables in it."""
     return tuple(
         entry.name
@@ -331,8 +334,82 @@ def keys_of(kind: type) -> tuple[str, ...]:
     )
 
 
-def _figures_of(device: Device) -> Iterator[tuple[str, DeviceFigure, Any]]:
-    """Yield the key of each figure as files name it, the figure, and its value, of parts there."""
+# -- files -----------------------------------------------------------------------------------------
+_TABLES: Final = ("compute", "storage", "flash")
+_FLASH_NEEDED: Final = tuple(entry.name for entry in fields(Flash) if entry.default is MISSING)
+
+
+def _parse_device(document: dict[str, Any], *, key: str) -> Device:
+    faults: list[str] = _unknown_keys(document, (*_keys_of(Device), *_TABLES), "")
+    compute = _table(document, "compute", "compute", _keys_of(Compute), faults)
+    figures = {name: document[name] for name in _keys_of(Device) if name in document}
+    figures |= {name: document.get(name) for name in ("name", "ram_bytes")}
+    flash = _parse_flash(document, faults) if "flash" in document else None
+    storage = _parse_storage(document, flash, faults) if "storage" in document else None
+    if flash is not None and flash.storage_bytes and not (storage and storage.volatile):
+        figures.setdefault("aux_bytes", flash.storage_bytes)
+    try:
+        device = Device(
+            compute=_parse_compute(compute),
+            storage=storage,
+            flash=flash,
+            key=key,
+            **figures,
+        )
+    except DeviceError as error:
+        raise DeviceError([*faults, *error.faults]) from None
+    if faults:
+        raise DeviceError(faults)
+    return device
+
+
+def _parse_compute(table: Mapping[str, Any]) -> Compute:
+    given = {name: table[name] for name in _keys_of(Compute) if name in table}
+    return Compute(**{"flops_per_s": None} | given)
+
+
+def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
+    table = _table(document, "flash", "flash", _keys_of(Flash), faults)
+    needed = {key: table.get(key) for key in _FLASH_NEEDED}
+    return Flash(**needed | {key: table[key] for key in _keys_of(Flash) if key in table})  # type: ignore[arg-type]
+
+
+def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
+    """Return the storage; where it lies in the flash, that has its block and endurance."""
+    keys, ways = _keys_of(Storage), {}
+    storage = _table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
+    for name in ("page_in", "page_out"):
+        way = _table(storage, name, f"storage.{name}", _keys_of(Transfer), faults)
+        ways[name] = Transfer(**{key: way.get(key) for key in _keys_of(Transfer)})  # type: ignore[arg-type]
+    mode = storage.get("mode")
+    known = {str(member): member for member in StorageMode}
+    figures = {key: storage[key] for key in keys if key in storage and key != "mode"}
+    if flash is not None and flash.storage_bytes and not storage.get("volatile"):
+        for key in ("endurance_cycles", "erase_block_bytes"):
+            figures.setdefault(key, getattr(flash, key))
+    mode = known.get(mode, mode) if isinstance(mode, str) else mode
+    return Storage(mode=mode, **ways, **figures)  # type: ignore[arg-type]
+
+
+def _table(
+    owner: Mapping[str, Any], key: str, where: str, known: tuple[str, ...], faults: list[str]
+) -> dict[str, Any]:
+    """Return a table of the file; one that is missing is empty, and its keys are then missed."""
+    table = owner.get(key, {})
+    if not isinstance(table, dict):
+        faults.append(f"[{where}]: expected a table, got {shown(table)}")
+        return {}
+    faults += _unknown_keys(table, known, f"[{where}] ")
+    return table
+
+
+def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> list[str]:
+    return [f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known]
+
+
+# -- checks ----------------------------------------------------------------------------------------
+def figures_of(device: Device) -> Iterator[tuple[str, DeviceFigure, Any]]:
+    """Yield the key that files have for each figure of a device, the figure, and its value."""
     for path, known in device_figures():
         table, _, key = path.rpartition(".")
         part: Any = device
@@ -348,7 +425,7 @@ def _faults(device: Device) -> Iterator[str]:
         if not isinstance(value, str) or (key == "name" and not value):
             wanted = "a non-empty string" if key == "name" else "a string"
             yield f"{key}: expected {wanted}, got {shown(value)}"
-    for key, known, value in _figures_of(device):
+    for key, known, value in figures_of(device):
         if value is not None or not known.may_lack:
             yield from _figure_fault(key, known, value)
     compute, line = device.compute, device.compute.cache_line_bytes
@@ -407,55 +484,3 @@ def _figure_fault(key: str, known: DeviceFigure, value: Any) -> Iterator[str]:
         good = good and (value > 0 or not known.is_positive)
     if not good or isinstance(value, bool):
         yield f"{key}: expected {wanted}, got {shown(value)}"
-
-
-MAX_POWER_RATIO: Final = 2.0
-"""How far the power stated and the power implied by two rates may lie apart."""
-
-
-def sanity_warnings(device: Device) -> tuple[str, ...]:
-    """Return the doubtful values of a device, each a sentence with its figures.
-
-    Three things are looked at: whether the power stated and the one implied
-    (``flops_per_s / flops_per_j``) differ by more than a factor of 2; whether storage is faster
-    than RAM, where the RAM bandwidth is given; whether a figure is so small or large that it was
-    probably given in another unit.
-    """
-    return (*_power(device), *_rates(device), *_units(device))
-
-
-def _power(device: Device) -> Iterator[str]:
-    compute = device.compute
-    if compute.flops_per_j is None or compute.power_w is None:
-        return
-    implied_w = compute.flops_per_s / compute.flops_per_j
-    low, high = sorted((implied_w, compute.power_w))
-    if high > MAX_POWER_RATIO * low:
-        ratio = f"{high / low:.3g} times" if low > 0 else "infinitely far"
-        yield (
-            f"[compute] flops_per_s / flops_per_j implies {implied_w:.3g} W, but power_w says "
-            f"{compute.power_w:.3g} W, {ratio} apart; energy follows flops_per_j"
-        )
-
-
-def _rates(device: Device) -> Iterator[str]:
-    if device.storage is None or device.compute.bytes_per_s is None:
-        return
-    for key in ("page_in", "page_out"):
-        rate = getattr(device.storage, key).bytes_per_s
-        if rate > device.compute.bytes_per_s:
-            yield (
-                f"[storage.{key}] bytes_per_s is {rate:.3g} B/s, above the RAM bandwidth of "
-                f"{device.compute.bytes_per_s:.3g} B/s that [compute] gives"
-            )
-
-
-def _units(device: Device) -> Iterator[str]:
-    """Yield where a figure lies outside; zero and a figure that is not given never do."""
-    for key, known, value in _figures_of(device):
-        if value and known.usual is not None:
-            low, high = known.usual
-            if not low <= value <= high:
-                side = f"under {low:g}" if value < low else f"over {high:g}"
-                amount, meant = f"{value:g} {known.unit}", _MEANT[known.unit]
-                yield f"{key} is {amount}, {side}: is it given in {meant}?"

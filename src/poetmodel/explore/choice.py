@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from poetmodel.device import Costs
-from poetmodel.device.io import device_names, load_device, load_profile
+from poetmodel.device import Costs, Device
+from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, shown
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
@@ -153,10 +153,10 @@ class Catalogue:
         if name not in {*self.profiles, *self.devices, *device_names()}:
             raise InputError(f"device {shown(name)}: expected one of the list")
         device, profile = self.cost_options(choice)
-        known = None if device is None else load_device(device)
+        known = None if device is None else Device.load(device)
         if profile is not None:
-            return load_profile(profile, device=known)
-        return Costs.estimate(graph, load_device(name) if known is None else known)
+            return Costs.load(profile, device=known)
+        return Costs.estimate(graph, Device.load(name) if known is None else known)
 
     def problem(self, choice: ExplorerChoice, graph: Graph, costs: Costs) -> Problem:
         """Return the problem of a choice without a deadline, with the device's RAM."""
@@ -175,7 +175,7 @@ class Catalogue:
 
     def _ram_bytes(self, name: str) -> int | None:
         device = self.profiles[name][1] if name in self.profiles else self.devices.get(name, name)
-        return None if device is None else load_device(device).ram_bytes
+        return None if device is None else Device.load(device).ram_bytes
 
 
 def of_files(

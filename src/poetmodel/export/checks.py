@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetmodel.budgets import Budget, TileChoice
+from poetmodel.device import Costs, Device
 from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
-from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared
@@ -25,7 +25,6 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from poetmodel.device import Costs, Device
     from poetmodel.lowered.step import LoweredStep
 
 
@@ -62,14 +61,14 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
         raise InputError(f"weights: expected c or binary, got {weights!r}")
     if minimize not in list(Quantity):
         raise InputError(f"minimize: expected one of {', '.join(Quantity)}, got {minimize!r}")
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if board.is_graphics_card:
         raise InputError(
             f"device: {board.short_name} is a graphics card ({board.core}), and exported C runs on "
             "CPUs and microcontrollers; choose one of these ('poetmodel devices' lists them)"
         )
     if isinstance(profile, str | Path):
-        load_profile(profile, device=board)
+        Costs.load(profile, device=board)
     parse_byte_inputs(byte_inputs)
     if type(commit_every) is not int or commit_every < 1:
         raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")

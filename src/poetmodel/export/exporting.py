@@ -8,12 +8,11 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.device.io import load_profile
 from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
 from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
 from poetmodel.export.codes import with_codes
@@ -36,7 +35,7 @@ from poetmodel.lowered.step import Weights, reading_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import aligned_graph, alignment_on
-from poetmodel.plan.arena import check_arena
+from poetmodel.plan.arena_check import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
@@ -395,7 +394,7 @@ def _check_migration(deployment: Deployment) -> None:
         )
 
 
-def check_export(folder: Path, **options: Any) -> Device:
+def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     """Return the device of `export_step` with these options; raise as it does for each of them.
 
     Call this before a capture: it needs no step.
@@ -556,7 +555,7 @@ def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None
         return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
         return replace(profile, device=device)
-    return load_profile(profile, device=device)
+    return Costs.load(profile, device=device)
 
 
 def _ram_bytes(

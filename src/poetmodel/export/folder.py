@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import WeightsFormat, input_bytes, reserved_bytes
-from poetmodel.export.emitter import elements
 from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import (
     FORWARDING,
@@ -23,7 +22,7 @@ from poetmodel.export.kernels import (
     renamed,
     write_shared,
 )
-from poetmodel.export.migration import generation_of
+from poetmodel.export.migration import state_pieces
 from poetmodel.export.packaging import command_block, folder_words
 from poetmodel.export.replay import instructions_of, rows_of, stored_arena_bytes
 from poetmodel.export.source import StepSource
@@ -309,6 +308,36 @@ def _evaluation(deployment: Deployment) -> dict[str, Any]:
     return {"evaluation": {"gives": gives, "keeps_best": deployment.keeps_best}}
 
 
+def _generation_document(
+    deployment: Deployment, *, layout_id: str, instance_id: str
+) -> dict[str, Any]:
+    """Return the key ``generation`` of a manifest: how a deployment writes one."""
+    tensors, buffers = list(deployment.generation), deployment.step.buffers
+    states: dict[str, Any] = {}
+    for value in deployment.step.states:
+        pieces = list(state_pieces(deployment.step, value))
+        if all(name in tensors for name, _, _ in pieces):
+            states[value.name] = {
+                "shape": list(value.shape),
+                "dtype": str(value.type),
+                "pieces": [[tensors.index(name), offset, n] for name, offset, n in pieces],
+            }
+    return {
+        "step_id": deployment.identity[:8],
+        "layout_id": layout_id,
+        "instance_id": instance_id,
+        "commit_unit": deployment.layout.write_unit_bytes,
+        "commit_block": deployment.layout.erase_block_bytes,
+        "checksums": deployment.checksum,
+        "shared": deployment.generations_in_block,
+        "page_slots": len(deployment.page_bytes),
+        "stored_bytes": deployment.stored_bytes,
+        "in_flash": deployment.saves,
+        "tensor_bytes": [buffers[name].bytes for name in tensors],
+        "states": states,
+    }
+
+
 def _replay(deployment: Deployment) -> dict[str, Any]:
     """Return what stored samples hold, and what a step takes on a batch and on a stored sample."""
     replay, step = deployment.replay, deployment.step
@@ -317,7 +346,7 @@ def _replay(deployment: Deployment) -> dict[str, Any]:
     plan, front = deployment.plan, replay.front
     reserved = reserved_bytes(step, deployment.stack_bytes, replay)
     beside = input_bytes(step) - replay.input_bytes
-    stored = stored_arena_bytes(deployment)
+    stored = stored_arena_bytes(replay, step, plan, deployment.arena)
     return {
         "replay": {
             "samples": replay.samples,
@@ -346,7 +375,7 @@ def _generation(deployment: Deployment, source: StepSource) -> dict[str, Any]:
     if not deployment.generation:
         return {}
     ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
-    found: dict[str, Any] = {"generation": generation_of(deployment, **ids)}
+    found: dict[str, Any] = {"generation": _generation_document(deployment, **ids)}
     migration = deployment.migration
     if migration is not None:
         found["migrates"] = {
@@ -374,7 +403,7 @@ def _value(value: NamedTensor) -> dict[str, Any]:
         "name": value.name,
         "shape": list(value.shape),
         "dtype": "float32" if value.type is DataType.REAL else str(value.type),
-        "bytes": elements(value) * value.type.itemsize,
+        "bytes": value.elements * value.type.itemsize,
     }
 
 

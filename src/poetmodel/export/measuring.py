@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.budgets import TileChoice
-from poetmodel.device import Costs
+from poetmodel.device import Costs, Device
 from poetmodel.device.cores import CycleModel, core_of_target, find_core
-from poetmodel.device.costs import Cost
-from poetmodel.device.io import load_device
+from poetmodel.device.cost import Cost
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
@@ -32,7 +31,6 @@ from poetmodel.plan import Op
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
     from poetmodel.lowered.step import LoweredStep
 
@@ -114,7 +112,7 @@ def emulated_board(
 
     Raises as `emulated_profile` does for options. Call this before a capture: it needs no step.
     """
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     hertz, power_w = board.clock_hz, board.compute.power_w
     if hertz is None:
         raise InputError(f"device {board.name}: expected the clock in its core, such as 64 MHz")

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, listed, raised_as
-from poetmodel.export.emitter import elements
 from poetmodel.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poetmodel.export.deployment import Deployment
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
 
@@ -50,37 +48,9 @@ class Migration:
     """State of the other one that this one has not."""
 
 
-def generation_of(deployment: Deployment, *, layout_id: str, instance_id: str) -> dict[str, Any]:
-    """Return how a deployment writes a generation, as its manifest states it."""
-    tensors, buffers = list(deployment.generation), deployment.step.buffers
-    states: dict[str, Any] = {}
-    for value in deployment.step.states:
-        pieces = list(_pieces(deployment.step, value))
-        if all(name in tensors for name, _, _ in pieces):
-            states[value.name] = {
-                "shape": list(value.shape),
-                "dtype": str(value.type),
-                "pieces": [[tensors.index(name), offset, n] for name, offset, n in pieces],
-            }
-    return {
-        "step_id": deployment.identity[:8],
-        "layout_id": layout_id,
-        "instance_id": instance_id,
-        "commit_unit": deployment.layout.write_unit_bytes,
-        "commit_block": deployment.layout.erase_block_bytes,
-        "checksums": deployment.checksum,
-        "shared": deployment.generations_in_block,
-        "page_slots": len(deployment.page_bytes),
-        "stored_bytes": deployment.stored_bytes,
-        "in_flash": deployment.saves,
-        "tensor_bytes": [buffers[name].bytes for name in tensors],
-        "states": states,
-    }
-
-
-def _pieces(step: LoweredStep, value: NamedTensor) -> Iterator[tuple[str, int, int]]:
-    """Yield buffer, first element and number of elements of each piece of a state tensor."""
-    left = elements(value)
+def state_pieces(step: LoweredStep, value: NamedTensor) -> Iterator[tuple[str, int, int]]:
+    """Yield (buffer, first element, number of elements) of each piece of a state tensor."""
+    left = value.elements
     for ref in value.pieces:
         here = min(left, step.buffers[ref.buffer].elements - ref.offset)
         yield ref.buffer, ref.offset, here
@@ -149,7 +119,7 @@ def _overlaps(
     step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]
 ) -> Iterator[CarriedPiece]:
     """Yield the parts that a tensor has in common in the pieces of both steps."""
-    own = _placed([(name, offset, n) for name, offset, n in _pieces(step, value)])
+    own = _placed([(name, offset, n) for name, offset, n in state_pieces(step, value)])
     there = _placed([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
     for begin, name, offset, count in own:
         for start, tensor, at, size in there:

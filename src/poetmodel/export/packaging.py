@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.deployment import WeightsFormat
-from poetmodel.export.emitter import elements
 from poetmodel.lowered.calls import DataType
 from poetmodel.units import format_bytes
 
@@ -102,7 +101,7 @@ def _inference_words(inference: LoweredStep | None) -> Words:
 
 def _sketch_words(deployment: Deployment) -> Iterator[tuple[str, str]]:
     """Yield the words of an Arduino sketch: the arrays of its inputs, and how noise fills them."""
-    inputs = [(k, value, elements(value)) for k, value in enumerate(deployment.step.inputs)]
+    inputs = [(k, value, value.elements) for k, value in enumerate(deployment.step.inputs)]
     yield "ARRAYS", "\n".join(f"static {v.type.c_name} x{k}[{size}];" for k, v, size in inputs)
     noise = {
         DataType.REAL: "random(-1000, 1001) / 1000.0f",

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import InputError
 from poetmodel.lowered.kernels import RANDOM
 from poetmodel.plan import Op
-from poetmodel.plan.arena import check_arena
+from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import Content
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from poetmodel.device.generation import GenerationLayout
-    from poetmodel.export.deployment import Deployment
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
 
 MAX_SAMPLES: Final = 65_535
 """How many samples a step keeps at most: their groups have numbers of 16 bits."""
@@ -214,12 +214,9 @@ def instructions_of(step: LoweredStep, plan: Plan, without: Collection[int] = ()
     return sum(step.graph.nodes[k].instructions or 0 for k in computed)
 
 
-def stored_arena_bytes(deployment: Deployment) -> int:
+def stored_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
     """Return how much of the arena a step on a stored sample uses [B]."""
-    if deployment.replay is None:
-        return 0
-    graph, plan, arena = deployment.step.graph, deployment.plan, deployment.arena
-    front = deployment.replay.front
+    graph, front = step.graph, replay.front
     left_out = {
         graph.tensor_index[tensor.name]
         for k in front.nodes

@@ -14,13 +14,13 @@ import numpy as np
 
 from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
-from poetmodel.export.emitter import ProgramSource, comment, elements
+from poetmodel.export.emitter import ProgramSource, comment
 from poetmodel.export.identity import front_identity
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import RANDOM
 from poetmodel.plan import Op
-from poetmodel.plan.arena import check_arena
+from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class StepSource:
                 name = _constant(kind, value.name, taken)
                 shape = "".join(f"[{size}]" for size in value.shape)
                 home = f", {kind_homes[k]}" if kind_homes else ""
-                size = elements(value) * value.type.itemsize
+                size = value.elements * value.type.itemsize
                 yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{home} */"
 
     def _weight_words(self) -> Words:
@@ -303,7 +303,7 @@ class StepSource:
         return "mapped" if plan.memory_mapped else "storage"
 
     def _tensor(self, value: NamedTensor, pieces: list[str]) -> str:
-        first, left = len(pieces), elements(value)
+        first, left = len(pieces), value.elements
         for ref in value.pieces:
             here = min(left, self.step.buffers[ref.buffer].elements - ref.offset)
             pieces.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {here}}}")
@@ -362,7 +362,7 @@ def _indented(lines: Iterable[str]) -> str:
 
 def _info(value: NamedTensor) -> str:
     integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
-    return f"{{{elements(value)}, {integer_bytes}}}"
+    return f"{{{value.elements}, {integer_bytes}}}"
 
 
 def _table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:

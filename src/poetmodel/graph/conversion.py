@@ -13,46 +13,49 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, listed, shown
-from poetmodel.graph.io import FORMAT, VERSIONS, graph_to_dict
+from poetmodel.graph.io import FORMAT, VERSIONS
 from poetmodel.graph.validation import cycle_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     import networkx
 
-    from poetmodel.graph.structure import Graph
+    from poetmodel.graph.node import Node
 
 _PLAIN_NODE: Final = {"op": "op", "phase": "forward"}
 """Attributes that a user's digraph may leave out."""
 
 
-def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
-    """Return the graph as a `networkx.DiGraph`; `from_networkx` gives the same graph back.
+def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.DiGraph[Any]:
+    """Return a graph as a `networkx.DiGraph`; `Graph.from_networkx` returns the same graph.
 
-    Its nodes are keyed by name and come in execution order.
+    `document` is the content of its file, with all defaults. The nodes of the digraph are keyed by
+    name and in execution order.
 
     Examples
     --------
     >>> from poetmodel.graph import Graph, operation
     >>> pair = Graph(name="pair", nodes=(operation("a", output_bytes=8),
     ...                                  operation("b", output_bytes=4, inputs=("a",))))
-    >>> to_networkx(pair).edges["a", "b"]["tensors"]
+    >>> pair.to_networkx().edges["a", "b"]["tensors"]
     ('a',)
     """
     import networkx as nx
 
-    document = graph_to_dict(graph, defaults=True)
     attributes = {k: v for k, v in document.items() if k not in ("format", "version", "nodes")}
     digraph = nx.DiGraph(**attributes)
     for index, item in enumerate(document["nodes"]):
-        digraph.add_node(item.pop("name"), index=index, **item)
-    for k, node in enumerate(graph.nodes):
-        shared: dict[int, list[str]] = {}
-        for i in graph.inputs_of[k]:
-            shared.setdefault(graph.node_of[i], []).append(graph.tensors[i].name)
+        attributes = {key: value for key, value in item.items() if key != "name"}
+        digraph.add_node(item["name"], index=index, **attributes)
+    maker_of: dict[str, str] = {}
+    for node in nodes:
+        shared: dict[str, list[str]] = {}
+        for name in dict.fromkeys(node.inputs):
+            shared.setdefault(maker_of[name], []).append(name)
         for maker, tensors in shared.items():
-            digraph.add_edge(graph.nodes[maker].name, node.name, tensors=tuple(tensors))
+            digraph.add_edge(maker, node.name, tensors=tuple(tensors))
+        maker_of |= {tensor.name: node.name for tensor in node.outputs}
     return digraph
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from poetmodel.graph.structure import Graph
-
 FORMAT: Final = "poetmodel-graph"
 STEP_FORMAT: Final = "poetmodel-step"
 """The files of captured and of compiled steps, which hold the graph of their kernels."""
@@ -72,38 +70,22 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     return document, str(path), repeated
 
 
-def save_graph(graph: Graph, path: str | Path) -> None:
-    """Do what `Graph.save` does: one node per line, defaults left out."""
-    document = graph_to_dict(graph)
-    nodes = document.pop("nodes")
-    head = [f"{_compact(key)}: {_compact(value)}" for key, value in document.items()]
+def write_document(document: Mapping[str, Any], path: str | Path) -> None:
+    """Write the document of a graph, one node per line."""
+    nodes = document["nodes"]
+    rest = ((key, value) for key, value in document.items() if key != "nodes")
+    head = [f"{_compact(key)}: {_compact(value)}" for key, value in rest]
     lines = ",\n".join(f"  {_compact(node)}" for node in nodes)
     write_text(path, "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n')
 
 
-def graph_to_dict(graph: Graph, *, defaults: bool = False) -> dict[str, Any]:
-    """Return the graph as a file holds it, with or without the keys that have their `defaults`.
-
-    It is made of what JSON knows only, and nothing in it is shared with the graph.
-    """
-    nodes: tuple[object, ...] = graph.nodes
-    newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
-    document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": graph.name}
-    document |= _settings(graph, graph_defaults(type(graph)), defaults=defaults)
-    if "resident_bytes" in document:
-        document["resident_bytes"] = dict(graph.resident_bytes)
-    document["nodes"] = [
-        node_to_dict(node, defaults=defaults) if isinstance(node, Node) else _alien(node)
-        for node in nodes
-    ]
-    return document
-
-
-def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
-    """Return one node as a file holds it; see `graph_to_dict`.
+def node_to_dict(node: object, *, defaults: bool = False) -> object:
+    """Return one node as a file holds it; see `Graph.to_dict`.
 
     What breaks an invariant is returned as it is, so that `value_faults` finds it.
     """
+    if not isinstance(node, Node):
+        return _alien(node)
     phase: object = node.phase
     inputs: object = node.inputs
     outputs: object = node.outputs
@@ -125,8 +107,8 @@ def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
     if node.in_place:
         item["in_place"] = _in_place_to_dict(node.in_place)
     if node.is_state:
-        return item | _settings(node, STATE_DEFAULTS, defaults=False)
-    return item | _settings(node, _NODE_DEFAULTS, defaults=defaults)
+        return item | settings_of(node, STATE_DEFAULTS, defaults=False)
+    return item | settings_of(node, _NODE_DEFAULTS, defaults=defaults)
 
 
 def _is_own_tensor(node: Node, output: object) -> bool:
@@ -154,7 +136,7 @@ def _alien(value: object) -> object:
     return tuple(value) if isinstance(value, list | dict) else value
 
 
-def _settings(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
+def settings_of(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
     """Return the values of keys that have a default, of those without one only what is set."""
     values = ((key, getattr(owner, key), default) for key, default in standard.items())
     return {
@@ -202,12 +184,12 @@ def _read_node(item: dict[str, Any]) -> Node:
     )
 
 
-def canonical_json(graph: Graph) -> str:
-    """Return the text that a graph is hashed by: defaults filled in, keys sorted, no spaces.
+def canonical_json(document: dict[str, Any]) -> str:
+    """Return the text that a graph is hashed by: its document with all defaults, keys sorted.
 
-    Whose kernels it is of, and how many instructions these run, is left out.
+    `document` is from `Graph.to_dict`, and changed: whose kernels compute the graph, and how many
+    instructions these run, is left out.
     """
-    document = graph_to_dict(graph, defaults=True)
     document.pop("kernels", None)
     for node in document["nodes"]:
         node.pop("instructions", None)

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import GraphError, shown
 from poetmodel.graph.conversion import digraph_to_dict, to_networkx
 from poetmodel.graph.io import (
+    FORMAT,
+    VERSIONS,
     canonical_json,
     graph_defaults,
     graph_fields,
-    graph_to_dict,
+    node_to_dict,
     read_document,
-    save_graph,
+    settings_of,
+    write_document,
 )
+from poetmodel.graph.node import Node
 from poetmodel.graph.validation import structure_faults, value_faults
 from poetmodel.units import brief, format_bytes
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
     import networkx
 
-    from poetmodel.graph.node import Node, Tensor
+    from poetmodel.graph.node import Tensor
 
 INT8_FRONT: Final = "int8 front: exact against its definition, not against float"
 """What results of a network say whose first layers are quantized."""
@@ -38,8 +42,9 @@ INT8_WEIGHTS: Final = (
 _INT8: Final = "q8_"
 """How the operators of layers in int8 begin."""
 _OF_INT8_WEIGHTS: Final = frozenset(
-    {"q8_pointwise_weight_gradient", "q8_convolution_weight_gradient"}
-)
+    ("quantized_sgd", "q8_pointwise_weight_gradient", "q8_depthwise_weight_gradient",
+     "q8_convolution_weight_gradient")
+)  # fmt: skip
 """Operators of layers whose int8 weights train."""
 
 
@@ -85,7 +90,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         self._freeze()
-        faults = value_faults(graph_to_dict(self, defaults=True)) or structure_faults(self.nodes)
+        faults = value_faults(self.to_dict(defaults=True)) or structure_faults(self.nodes)
         if faults:
             raise GraphError(faults)
 
@@ -302,7 +307,7 @@ class Graph:
         """All resident bytes together [B]."""
         return sum(self.resident_bytes.values())
 
-    # -- files and other libraries (implemented next door, imported on use) -------------------
+    # -- files and other libraries -------------------------------------------------------------
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -321,7 +326,7 @@ class Graph:
     def from_dict(
         cls, document: object, *, source: str = "graph", faults: Iterable[str] = ()
     ) -> Graph:
-        """Make a graph from the content of a graph file, as `graph_to_dict` returns it.
+        """Make a graph from the content of a graph file, as `to_dict` returns it.
 
         Parameters
         ----------
@@ -340,9 +345,23 @@ class Graph:
         stated = graph_fields(document, source=source, faults=faults)
         return cls.of_valid(**{**graph_defaults(cls), **stated})
 
+    def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
+        """Return the content of a graph file, with or without the keys that have their `defaults`.
+
+        It is made of what JSON knows only, and nothing in it is shared with the graph.
+        """
+        nodes: tuple[object, ...] = self.nodes  # not checked yet
+        newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
+        document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": self.name}
+        document |= settings_of(self, graph_defaults(type(self)), defaults=defaults)
+        if "resident_bytes" in document:
+            document["resident_bytes"] = dict(self.resident_bytes)
+        document["nodes"] = [node_to_dict(node, defaults=defaults) for node in nodes]
+        return document
+
     def save(self, path: str | Path) -> None:
         """Write a ``*.graph.json`` file; where it cannot be written, nothing is changed."""
-        save_graph(self, path)
+        write_document(self.to_dict(), path)
 
     @classmethod
     def from_networkx(cls, digraph: networkx.DiGraph[Any]) -> Graph:
@@ -351,9 +370,11 @@ class Graph:
 
     def to_networkx(self) -> networkx.DiGraph[Any]:
         """Write a `networkx.DiGraph`; see `poetmodel.graph.conversion.to_networkx`."""
-        return to_networkx(self)
+        return to_networkx(self.to_dict(defaults=True), self.nodes)
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON (UTF-8), hexadecimal."""
-        return hashlib.sha256(canonical_json(self).encode("utf-8")).hexdigest()
+        return hashlib.sha256(
+            canonical_json(self.to_dict(defaults=True)).encode("utf-8")
+        ).hexdigest()

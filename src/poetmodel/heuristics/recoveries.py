@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, Restoration
 
 if TYPE_CHECKING:
-    from poetmodel.heuristics.repair import Repair
+    from collections.abc import Sequence
+
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
 
 LONGEST_CHAIN: Final = 300
 """Most recomputations one behind the other that bring a tensor back: the longest chain that calls,
@@ -25,23 +27,43 @@ class Recovery(NamedTuple):
     restorations: tuple[Restoration, ...]
 
 
+class RecoveryRules(Protocol):
+    """Prices of restorations, and what is allowed, while a partial schedule stays as it is."""
+
+    partial: PartialSchedule
+    limit_bytes: int
+    """RAM that every step keeps within [B]."""
+    paged_only: set[int]
+    """Stages in which nothing is recomputed."""
+
+    @property
+    def recompute_prices(self) -> Sequence[float]:
+        """The price of computing each node again, infinite where it may not be."""
+
+    def page_in(self, i: int) -> tuple[float, int]:
+        """Return the price of a page-in of tensor `i`, and the last stage for it; -1 for none."""
+
+    def has_room_for(self, restoration: Restoration) -> bool:
+        """Return whether own constraints, storage and state have room for a restoration."""
+
+
 class Recoveries:
-    """The recoveries that a repair can choose from until its partial schedule changes.
+    """The cheapest recoveries, cached until the partial schedule changes.
 
     Parameters
     ----------
-    repair : Repair
-        Whose prices, limits and partial schedule count.
+    rules : RecoveryRules
+        Prices, limits and the partial schedule; a `poetmodel.heuristics.repair.Repair` has them.
     relieved : int
         The stage that is relieved; what is computed again for it must be so after it. -1 for none.
     """
 
-    def __init__(self, repair: Repair, relieved: int = -1) -> None:
-        self.repair = repair
+    def __init__(self, rules: RecoveryRules, relieved: int = -1) -> None:
+        self.rules = rules
         self.relieved = relieved
-        self.partial = repair.partial
-        self.limit_bytes = repair.limit_bytes
-        self._compute_prices = repair.recompute_prices
+        self.partial = rules.partial
+        self.limit_bytes = rules.limit_bytes
+        self._compute_prices = rules.recompute_prices
         self._last_stages = self.partial.graph.last_stages
         self._node_of = self.partial.graph.node_of
         self._inputs_of = self.partial.working.inputs_of
@@ -79,7 +101,7 @@ class Recoveries:
         """Return the price of a page-in of tensor `i`, and the last stage that may have it."""
         page_in = self._page_ins.get(i)
         if page_in is None:
-            page_in = self._page_ins[i] = self.repair.page_in(i)
+            page_in = self._page_ins[i] = self.rules.page_in(i)
         return page_in
 
     def _search(self, i: int, t: int, chain: int, most: float) -> Recovery | None:
@@ -91,7 +113,7 @@ class Recoveries:
         again: Recovery | None = None
         if self._compute_prices[k] < most and chain:
             stage = t if t <= self._last_stages[k] else self._last_stage(i, t)
-            if stage >= 0 and stage not in self.repair.paged_only:
+            if stage >= 0 and stage not in self.rules.paged_only:
                 again = self.recomputation(k, stage, chain, most)
         if again is not None and again.price < price:
             return again
@@ -117,7 +139,7 @@ class Recoveries:
         What is missing of its inputs comes back before.
         """
         again = Restoration(t, k, RECOMPUTE)
-        if self._has_rows and not self.repair.has_room_for(again):
+        if self._has_rows and not self.rules.has_room_for(again):
             return None
         total = self._compute_prices[k]
         parts: tuple[Restoration, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.clock import check_time_limit
+from poetmodel.clock import check_time_limit, now_s
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.recoveries import LONGEST_CHAIN, Recoveries, Recovery
 from poetmodel.heuristics.restorations import (
@@ -80,7 +79,7 @@ class Repair:
     rng: Random | None = None
     """Source of noise on the prices; none without."""
     until_s: float = math.inf
-    """When to give up, on the monotonic clock [s]."""
+    """When to give up, on the clock of `now_s` [s]."""
     style: RepairStyle = STYLE
     within_rows: bool = True
     """Whether to take nothing for which own constraints that only add have no room."""
@@ -110,7 +109,7 @@ class Repair:
             limit_bytes=self.limit_bytes,
             has_room_for=self.has_room_for,
         )
-        while time.monotonic() < self.until_s:
+        while now_s() < self.until_s:
             check_time_limit()
             excess = self.partial.peaks() - self.limit_bytes
             fullest = int(excess.argmax())
@@ -289,14 +288,14 @@ class Repair:
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.wanted is None:
             return
-        while time.monotonic() < self.until_s and rows.excess(partial.used, partial.exceeded) > 0:
+        while now_s() < self.until_s and rows.excess(partial.used, partial.exceeded) > 0:
             check_time_limit()
             if not self._lower_excess(rows):
                 return
         prices = {item: self._price(item, adding=True) for item in self._additions(rows)}
         rewarded = [item for item in prices if prices[item] < 0]
         for item in sorted(rewarded, key=prices.__getitem__):
-            while time.monotonic() < self.until_s:
+            while now_s() < self.until_s:
                 check_time_limit()
                 if rows.change(partial.used, self._uses(rows, item)) > 0 or not self._place(item):
                     break
@@ -431,10 +430,10 @@ class Repair:
         small ones that cost as much each.
         """
         gained = True
-        while gained and time.monotonic() < self.until_s:
+        while gained and now_s() < self.until_s:
             gained = False
             for restoration in sorted(self.partial.restorations(), key=self.drop_order):
-                if time.monotonic() >= self.until_s:
+                if now_s() >= self.until_s:
                     break
                 check_time_limit()
                 if self._price(restoration) < 0:

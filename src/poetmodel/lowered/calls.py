@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -185,3 +186,8 @@ class NamedTensor:
     """Where it is, in the order of its elements: one buffer, or one for each tile."""
     strides: tuple[int, ...] | None = None
     """Steps of its dimensions in its only piece [elements]; None where it lies in order."""
+
+    @property
+    def elements(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.shape)

@@ -16,7 +16,7 @@ from pydantic import Field
 from poetmodel.errors import InputError, raised_as, shown
 from poetmodel.files import read_text, write_text
 from poetmodel.graph import Graph
-from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
+from poetmodel.graph.io import STEP_FORMAT
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Argument,
@@ -108,7 +108,7 @@ def _document(step: LoweredStep) -> dict[str, object]:
     document: dict[str, object] = {
         "format": STEP_FORMAT,
         "version": VERSION,
-        "graph": graph_to_dict(step.graph),
+        "graph": step.graph.to_dict(),
         "calls": [list(map(_written_call, calls)) for calls in step.calls],
         "buffers": {
             name: {"elements": buffer.elements, "type": str(buffer.type)}

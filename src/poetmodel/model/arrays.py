@@ -9,24 +9,23 @@ from __future__ import annotations
 import math
 from array import array
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from poetmodel.clock import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from poetmodel.model.aggregated import Grouping
+    from poetmodel.model.decisions import Decisions, Liveness
     from poetmodel.model.events import Events
     from poetmodel.model.formulation import Formulation
-    from poetmodel.model.memory import Liveness
-    from poetmodel.model.objective import Decisions
-    from poetmodel.model.relations import CompactRelations, TriangleRelations
+    from poetmodel.model.grouping import Grouping
     from poetmodel.problem import LinearRow, Problem
+    from poetmodel.schedule import Schedule
 
 Family = dict[Any, int]
 """The columns of a family of variables, by index."""
@@ -47,6 +46,19 @@ class Label(NamedTuple):
             return self.family
         keys = self.key if isinstance(self.key, tuple) else (self.key,)
         return f"{self.family}[{','.join(map(str, keys))}]"
+
+
+class StatedRelations(Protocol):
+    """The relations of the paper, in terms of the columns of a model."""
+
+    def entry(self, name: str, t: int, k: int) -> int:
+        """Return the column of an entry of a relation, or a constant in place of one."""
+
+    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of each entry that is 1, given which columns are."""
+
+    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+        """Yield (column, value) of all that a schedule decides."""
 
 
 class Model:
@@ -87,8 +99,8 @@ class Model:
         """Which memory rows are enforced, and the groups of stages that decide together."""
         self.recomputable: tuple[bool, ...] = ()
         self.decisions: Decisions
-        self.relations: CompactRelations | TriangleRelations
-        """The paper's relations in terms of the columns."""
+        self.relations: StatedRelations
+        """The paper's relations, as columns; set once all components are built."""
         self.families: dict[str, Family] = {}
         self.lower: list[float] = []
         """Lower bound of each column."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, shown
-from poetmodel.model.aggregated import Grouping
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
+from poetmodel.model.grouping import Grouping
 from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
 from poetmodel.model.relations import CompactRelations, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED

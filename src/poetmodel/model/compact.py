@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from poetmodel.model.decisions import Decisions
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import stated_limit
 from poetmodel.model.memory import MEMORY, StepView
-from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
+from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, add_limit
 from poetmodel.problem import LinearRow, Quantity, over_totals
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from poetmodel.model.arrays import Model
-
 AFTER_VARIABLES: Final = frozenset({"variables"})
 """Components that nearly every other one requires."""
 
@@ -85,8 +83,11 @@ class Formulation:
                 f"formulation {self.name!r} has no component {component!r} to {purpose}"
             )
 
-    def populate(self, model: Model, *, without: Collection[str] = ()) -> None:
-        """Build every component into a model, in order, but for those with some names."""
+    def populate(self, model: object, *, without: Collection[str] = ()) -> None:
+        """Build every component into a model, in order, but for those named in `without`.
+
+        A model of a shipped formulation is a `poetmodel.model.arrays.Model`.
+        """
         for component in self.components:
             check_time_limit()
             if component.name not in without:

@@ -12,22 +12,9 @@ from poetmodel.model.arrays import Label, Model
 from poetmodel.problem.rows import ROUNDING, LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-
-Term = tuple[float, int]
-"""A coefficient and a column."""
-
-
-def merged(terms: Iterable[Term]) -> list[Term]:
-    """Return the terms with coefficients of the same column added and zeros dropped."""
-    total: dict[int, float] = {}
-    for coefficient, column in terms:
-        if coefficient:
-            total[column] = total.get(column, 0) + coefficient
-    return [(coefficient, column) for column, coefficient in total.items() if coefficient]
 
 
 RESOLVED: Final = 5e-7

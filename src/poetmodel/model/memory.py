@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from poetmodel.clock import check_time_limit
+from poetmodel.model.decisions import NO_COLUMN, Liveness
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import RESOLVED, keep_limit, limit_row
 from poetmodel.problem import LinearRow, Problem
@@ -59,29 +60,10 @@ _BELOW_FLOOR: Final = 0.999
 """Share of the minimum RAM that bounds the peak of a model from below. Rows of the largest steps
 are a few bytes from the minimum itself, and presolve takes a bound that a row implies to within a
 tolerance for one that it implies (`poetmodel.backends.highs`)."""
-_NOT: Final = -(2**62)
-"""In place of a column: nobody needs the tensor any more."""
-_CONSTANT: Final = _NOT + 1
+_CONSTANT: Final = NO_COLUMN + 1
 """The stage's own step needs it."""
-_SEVERAL: Final = _NOT + 2
+_SEVERAL: Final = NO_COLUMN + 2
 """Several variables need it, whose liveness column is yet to be found."""
-
-
-class Liveness(NamedTuple):
-    """A column from 0 to 1 that is as large as rows over other columns need it to be."""
-
-    needs: tuple[int, ...]
-    """Columns of which each needs it to be 1 ..."""
-    unless: int = _NOT
-    """... unless this one is 1, ..."""
-    provided: int = _NOT
-    """... provided that this one is 1."""
-
-    def value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the least value, given those of other columns."""
-        most = max(float(values[column]) for column in self.needs)
-        most -= values[self.unless] if self.unless >= 0 else 0.0
-        return max(0.0, most - (1 - values[self.provided] if self.provided >= 0 else 0.0))
 
 
 class MemoryRows:
@@ -131,7 +113,7 @@ class MemoryRows:
 
 
 def _or_not(column: int | None) -> int:
-    return _NOT if column is None else column
+    return NO_COLUMN if column is None else column
 
 
 class _Stage:
@@ -157,7 +139,7 @@ class _Stage:
         """For each step the older tensors of which its recomputation is a reader."""
         for p, i in enumerate(tensors):
             self.needed.append(self._needed(p, i))
-        self.homes = [rows.home_of.get(i, _NOT) for i in tensors]
+        self.homes = [rows.home_of.get(i, NO_COLUMN) for i in tensors]
         """For each older tensor that is state, the column of its home; it needs no copy there."""
         self.live = np.array([self._kind(p) for p in range(len(tensors))], dtype=np.int64)
         """For each older tensor what it counts for after its step."""
@@ -169,7 +151,7 @@ class _Stage:
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
         if t in readers:
-            self.after.append(_NOT)
+            self.after.append(NO_COLUMN)
             return [_CONSTANT]
         needed = []
         for j in readers:
@@ -183,7 +165,7 @@ class _Stage:
     def _kind(self, p: int) -> int:
         needed = self.needed[p]
         if not needed:
-            return _NOT
+            return NO_COLUMN
         alone = len(needed) == 1 and (self.homes[p] < 0 or needed[0] in (_CONSTANT, self.after[p]))
         return needed[0] if alone else _SEVERAL
 
@@ -207,7 +189,7 @@ class _Stage:
         before, after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
         own, constant = self._own(k)
         later, live = self.held[after:], self.live[:before]
-        keeps, counts = later >= 0, live != _NOT
+        keeps, counts = later >= 0, live != NO_COLUMN
         own_bytes = sum(size for size, _ in own)
         later_bytes, live_bytes = self.bytes[after:][keeps], self.bytes[:before][counts]
         homes = self._resident(k)

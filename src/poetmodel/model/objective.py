@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import Term, as_needed, merged, room, stated_limit
+from poetmodel.model.linear import as_needed, room, stated_limit
 from poetmodel.problem import (
     CONSTRAINTS,
     DEADLINE_ROWS,
@@ -18,55 +16,8 @@ from poetmodel.problem import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from poetmodel.model.arrays import Model
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """Decisions of a formulation beyond the single pass."""
-
-    recomputations: Sequence[tuple[int, Any]]
-    """(node, column that counts one more computation of it); of a Pyomo model its variables."""
-    page_ins: Sequence[tuple[int, Any]]
-    """(tensor, column that counts one page-in of it)."""
-    page_outs: Sequence[tuple[int, Any]]
-    """(tensor, column that counts one page-out of it)."""
-    storage_homes: Sequence[tuple[int, Any]] = ()
-    """(state tensor, column that says that its home is on storage)."""
-
-    def over(self, variable: Callable[[int], Any]) -> Decisions:
-        """Return the decisions with what stands for their columns."""
-        families = (getattr(self, field) for field in self.__dataclass_fields__)
-        return Decisions(
-            *([(item, variable(column)) for item, column in pairs] for pairs in families)
-        )
-
-    def stated(self, row: LinearRow) -> LinearRow:
-        """Return a row over totals as one over the columns of these decisions."""
-        terms = self.terms(row.coefficients)
-        return LinearRow.of(terms, upper=row.upper, name=row.name, key=row.key)
-
-    def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return a sum over these decisions, in the unit of its coefficients."""
-        return merged(
-            (coefficient, column)
-            for amounts, columns in zip(coefficients, self._by_item, strict=True)
-            for item, coefficient in enumerate(amounts)
-            if coefficient
-            for column in columns.get(item, ())
-        )
-
-    @cached_property
-    def _by_item(self) -> tuple[dict[int, list[int]], ...]:
-        """The columns of each node or tensor: a sum may speak of few of them."""
-        columns: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
-        counted = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
-        for by_item, pairs in zip(columns, counted, strict=True):
-            for item, column in pairs:
-                by_item.setdefault(item, []).append(column)
-        return columns
+    from poetmodel.model.decisions import Term
 
 
 MOST_UNITS: Final = 1e6

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import ModelError
 from poetmodel.model.compact import declare_homes
+from poetmodel.model.decisions import Decisions
 from poetmodel.model.formulation import Component
 from poetmodel.model.memory import StepView, assign_memory
-from poetmodel.model.objective import Decisions
 from poetmodel.schedule import RELATIONS, Schedule
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.model.compact import state_stage_limits
+from poetmodel.model.decisions import merge_terms
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import merged, stated_limit
+from poetmodel.model.linear import stated_limit
 from poetmodel.model.memory import state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 from poetmodel.model.relations import TRIANGLE, TriangleRelations
@@ -141,7 +142,7 @@ def _storage(m: Model) -> None:
     written = [i for i in range(len(graph.tensors)) if i not in graph.on_aux]
     m.add_variables("stored", written, integer=False)
     homes = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
-    terms = merged([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
+    terms = merge_terms([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
     row = stated_limit(m, LinearRow.of(terms, upper=limit, name="storage"))
     if row is None:
         return

@@ -1,9 +1,11 @@
 """Plans: the program that a device runs, its simulator, its files and its listings."""
 
-from poetmodel.plan.arena import Arena, ArenaCheck, check_arena
+from poetmodel.plan.arena import Arena
+from poetmodel.plan.arena_check import ArenaCheck, check_arena
 from poetmodel.plan.binary import decode, encode
+from poetmodel.plan.check import PlanCheck
 from poetmodel.plan.program import Plan
-from poetmodel.plan.simulation import PlanCheck, check_plan
+from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.trace import trace_events
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.machine import Moment

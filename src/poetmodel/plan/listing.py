@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Arena, Placed
+    from poetmodel.plan.check import PlanCheck
     from poetmodel.plan.program import Plan
-    from poetmodel.plan.simulation import PlanCheck
 
 LONGEST_NAME: Final = 48
 """Names up to this length are aligned."""

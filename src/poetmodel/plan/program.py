@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Arena
+    from poetmodel.plan.check import PlanCheck
     from poetmodel.plan.io import PlanFile
-    from poetmodel.plan.simulation import PlanCheck
     from poetmodel.schedule import GraphIdentity
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
+    from poetmodel.plan.check import PlanCheck
     from poetmodel.plan.program import Plan
-    from poetmodel.plan.simulation import PlanCheck
 
 Event = dict[str, Any]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.budgets import Budget
     from poetmodel.device import Costs, CostTable
-    from poetmodel.device.costs import Cost
+    from poetmodel.device.cost import Cost
     from poetmodel.problem.single_pass import SinglePass
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
@@ -182,11 +182,6 @@ class Problem:
     def __getstate__(self) -> dict[str, Any]:
         # What is derived is left out: another thread may be deriving it.
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
-        """Return a problem whose limits are numbers, from text such as ``40%`` and ``20ms``."""
-        return cls(graph, costs, **stated).resolved()
 
     def subject_to(self, **rules: Callable[[Any], Any]) -> Self:
         """Return the problem with further constraints on the totals of a schedule.

@@ -10,7 +10,7 @@ from poetmodel.problem.objective import DeadlineCounts
 
 if TYPE_CHECKING:
     from poetmodel.device import Costs, CostTable
-    from poetmodel.device.costs import Cost
+    from poetmodel.device.cost import Cost
     from poetmodel.graph import Graph
 
 

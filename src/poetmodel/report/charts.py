@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan import ArenaCheck, Plan
-    from poetmodel.plan.arena import Rectangle
+    from poetmodel.plan.arena_check import Rectangle
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule
 

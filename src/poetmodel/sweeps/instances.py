@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import save_profile
 from poetmodel.errors import (
     InputError,
     PoetModelError,
@@ -191,7 +190,7 @@ class _Writer:
         key = graph.sha256, place
         if key not in self._cost_files:
             name = f"costs/{file_name(graph.name, graph.sha256[:8], place)}.profile.csv"
-            save_profile(costs, self._folder / name)
+            costs.save(self._folder / name)
             self._cost_files[key] = name
         return self._cost_files[key]
 

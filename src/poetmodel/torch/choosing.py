@@ -25,7 +25,6 @@ from poetmodel.choosing.search import (
     select,
 )
 from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.io import load_scores
@@ -43,6 +42,7 @@ from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
+from poetmodel.torch.step.optimizers import named_optimizer
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -222,8 +222,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         named = _parameters(model, loss_fn).items()
         check_names(given, layers_of((name for name, p in named if p.requires_grad), per), source)
     if optimizer is None:
-        trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
-        optimizer = torch.optim.SGD(trainable) if trainable else None
+        optimizer = named_optimizer("sgd", model, loss_fn)
     whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     clock = Request(
         backend=backend,
@@ -297,9 +296,9 @@ def _check_options(
     layers_of((), per)
     if scores != GRADIENT_NORM:
         _given_scores(scores)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, str | Path):
-        load_profile(profile, device=board)
+        Costs.load(profile, device=board)
     elif profile is None and board is None:
         raise InputError(_NO_COSTS)
     if not parse_tile(tile).is_whole and board is None:
@@ -319,7 +318,7 @@ def _in_tiles(
     """Return the tiles of a step, and limits whose RAM is that of the whole one."""
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
@@ -412,13 +411,13 @@ def _given_scores(given: Mapping[str, float] | str | Path) -> tuple[dict[str, fl
 
 
 def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise where a score is that of a layer in int8."""
-    fronts = [
-        path
-        for path, module in with_fronts(model).named_modules()
-        if isinstance(module, QuantizedFront)
-    ]
+    """Raise where a score is that of a frozen layer in int8."""
+    own = with_fronts(model)
+    fronts = [path for path, module in own.named_modules() if isinstance(module, QuantizedFront)]
+    trainable = [name for name, _ in own.named_parameters()]
     for name in scores:
+        if any(f"{each}.".startswith(f"{name}.") for each in trainable):
+            continue
         for path in fronts:
             if f"{name}.".startswith(f"{path}." if path else ""):
                 raise InputError(
@@ -430,11 +429,11 @@ def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, sourc
 def _costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    board = load_device(device) if isinstance(device, str) else device
+    board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if board is None else replace(profile, device=board)
     if profile is not None:
-        return load_profile(profile, device=board)
+        return Costs.load(profile, device=board)
     if board is None:
         raise InputError(_NO_COSTS)
     return Costs.estimate(step.graph, board)

@@ -1,90 +1,36 @@
 /* Cuts the power in operations of flash, and holds what comes after the restart to what was done before: `cuts FIRST COUNT`.
-   Flash is erased by blocks and programmed by OPERATION bytes at a time; a cut one is not done, done in part, done, or
-   leaves garbage, and nothing after it is done. A trial has one cut, several one after the other, or a flash that fails
-   for a while, to which the application writes again and again, before the cut. Each run is a process of its own, and a
-   trial prints nothing but for a fault. */
+   A trial has one cut, several one after the other, or a flash that fails for a while, to which the application writes
+   again and again, before the cut. A trial prints nothing but for a fault. */
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "pm.h"
 #define PM_FLASH_DRIVER
 #include "port/pm_pages.h"
+#define FLASH_BYTES PM_STORED_BYTES
+#define FLASH_UNIT PM_STORAGE_UNIT
+#define FLASH_BLOCK PM_STORAGE_BLOCK
+#include "cut_flash.h"
 
 #ifndef STEPS
 #define STEPS 5u
 #endif
 
-enum { CUT = 9, KINDS = 5, ELEMENTS = 4096 };
-
 typedef struct {
-    uint32_t operations, cut_at, kind, random, bad; /* bad: a rule of flash that was broken */
-    uint32_t fails;                                 /* how many operations before the cut fail */
-    int resumed, error, done;                       /* what pm_resume said, the first error after, whether all steps are */
+    int resumed, error, done;    /* what pm_resume said, the first error after, whether all steps are */
     uint32_t steps, state, end;                     /* pm_steps after the start, and the state then and at the end */
     uint32_t restores, best, restored; /* whether the best state is restored; the step of it, and the state then */
 } shared_t;
 
 static shared_t *shared;
-static unsigned char *flash;
 static uint32_t expected[STEPS + 1], operations[STEPS + 1]; /* after each step */
-
-static uint32_t number(void)
-{
-    shared->random = shared->random * 1664525u + 1013904223u;
-    return shared->random >> 8;
-}
-
-/* Bits of which so many of 20 are ones. */
-static unsigned char bits(uint32_t ones)
-{
-    unsigned char byte = 0;
-    for (int k = 0; k < 8; k++) byte = (unsigned char)(byte << 1 | (number() % 20u < ones));
-    return byte;
-}
-
-/* Erases, or programs what `from` says. */
-static int operate(uint32_t address, const unsigned char *from, uint32_t count)
-{
-    const uint32_t now = ++shared->operations, until = shared->cut_at;
-    const int is_failing = now < until && now + shared->fails >= until;
-    const uint32_t kind = is_failing ? 4u : now == until ? shared->kind : KINDS;
-    const uint32_t ones = kind == 1 ? 10u : 19u;
-    if (kind == 0) _exit(CUT);
-    for (uint32_t k = 0; k < count; k++) {
-        unsigned char *const byte = flash + address + k;
-        const unsigned char set = from ? *byte & from[k] : 0xFFu;
-        if (from && *byte != 0xFFu) shared->bad++;
-        if (kind == 3) *byte = bits(10);
-        else if (kind != 1 && kind != 4) *byte = set;
-        else *byte = from ? *byte & (from[k] | (unsigned char)~bits(ones)) : *byte | bits(ones);
-    }
-    if (kind < KINDS && !is_failing) _exit(CUT);
-    return is_failing ? PM_ERROR_PAGE : PM_OK;
-}
 
 int pm_storage_read(uint32_t address, void *to, uint32_t count)
 {
-    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
-    memcpy(to, flash + address, count);
-    return PM_OK;
+    return read_flash(address, to, count);
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t count)
 {
-    const unsigned char *next = from;
-    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address || address % PM_STORAGE_UNIT) abort();
-    while (count) {
-        const uint32_t left = OPERATION - address % OPERATION, now = count < left ? count : left;
-        if (address % PM_STORAGE_BLOCK == 0 && operate(address, 0, PM_STORAGE_BLOCK)) return PM_ERROR_PAGE;
-        if (operate(address, next, now)) return PM_ERROR_PAGE;
-        address += now, next += now, count -= now;
-    }
-    return PM_OK;
+    return write_flash(address, from, count, PM_ERROR_PAGE);
 }
 
 #if PM_MAPPED
@@ -177,15 +123,10 @@ static void train(uint32_t steps)
     _exit(shared->error = error);
 }
 
-/* Runs it with a cut in an operation, or without; returns its exit status. */
 static int run(uint32_t steps, uint32_t cut_at, uint32_t kind, uint32_t fails)
 {
-    int status;
-    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->fails = fails, shared->done = 0;
-    const pid_t child = fork();
-    if (child == 0) train(steps);
-    (void)waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+    power->fails = fails, shared->done = 0;
+    return run_cut(train, steps, cut_at, kind);
 }
 
 static void fault(uint32_t trial, const char *what)
@@ -199,7 +140,7 @@ static void try_cuts(uint32_t trial)
     uint32_t whole = 0; /* steps that are whole for sure */
     int is_begun = 0;   /* whether a first generation is */
     memset(flash, trial % 3u ? 0xFF : 0x5A, PM_STORED_BYTES);
-    shared->random = trial * 2654435761u, shared->bad = 0;
+    power->random = trial * 2654435761u, power->bad = 0;
     for (uint32_t more = trial % 4u == 3u ? 4u : 1u; more; more--) {
         const uint32_t target = number() % (STEPS + 1u), end = operations[target];
         const uint32_t near = number() % 3u, kind = number() % KINDS;
@@ -222,7 +163,7 @@ static void try_cuts(uint32_t trial)
     else if (shared->steps < whole) fault(trial, "steps are lost");
     else if (shared->state != expected[shared->steps]) fault(trial, "another state");
     else if (shared->end != expected[STEPS]) fault(trial, "another end");
-    else if (shared->bad) fault(trial, "written without an erase");
+    else if (power->bad) fault(trial, "written without an erase");
     if (PM_BEST == 0) return;
     shared->restores = 1;
     (void)run(STEPS, 1u + number() % 40u, number() % KINDS, 0); /* cut while the best is restored, or not at all */
@@ -231,20 +172,17 @@ static void try_cuts(uint32_t trial)
     if (status || shared->resumed) fault(trial, "the best is not restored");
     else if (shared->state != expected[STEPS] && shared->state != expected[4]) fault(trial, "a restored mixture");
     else if (shared->best != 4u || shared->restored != expected[4]) fault(trial, "another best");
-    else if (shared->bad) fault(trial, "written without an erase");
+    else if (power->bad) fault(trial, "written without an erase");
 }
 
 int main(int count, char **words)
 {
-    const size_t size = PM_STORED_BYTES + sizeof(shared_t);
     if (count != 3) return 2;
-    flash = mmap(0, size + PM_STORAGE_BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (flash == MAP_FAILED) return 2;
-    shared = (shared_t *)(void *)(flash + (PM_STORED_BYTES + 15u) / 16u * 16u);
+    shared = map_flash(sizeof *shared);
     for (uint32_t k = 0; k <= STEPS; k++) {
         memset(flash, 0xFF, PM_STORED_BYTES);
-        if (run(k, 0, 0, 0) || shared->resumed != PM_ERROR_EMPTY || shared->bad) return 3;
-        expected[k] = shared->end, operations[k] = shared->operations;
+        if (run(k, 0, 0, 0) || shared->resumed != PM_ERROR_EMPTY || power->bad) return 3;
+        expected[k] = shared->end, operations[k] = power->operations;
     }
     const uint32_t first = (uint32_t)atoi(words[1]), trials = (uint32_t)atoi(words[2]);
     for (uint32_t trial = first; trial < first + trials; trial++) try_cuts(trial);

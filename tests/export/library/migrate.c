@@ -1,67 +1,22 @@
 /* Takes over the state of another step, `old`, over NOR flash of its own whose power is cut: `migrate FIRST COUNT`. */
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "new.h"
 #include "old.h"
+#define FLASH_BYTES (NEW_STORED_BYTES > OLD_STORED_BYTES ? NEW_STORED_BYTES : OLD_STORED_BYTES)
+#define FLASH_UNIT NEW_STORAGE_UNIT
+#define FLASH_BLOCK NEW_STORAGE_BLOCK
+#include "cut_flash.h"
 
-enum { CUT = 9, ELEMENTS = 4096, TENSORS = 16, STEPS = 5 };
-#define BYTES (NEW_STORED_BYTES > OLD_STORED_BYTES ? NEW_STORED_BYTES : OLD_STORED_BYTES)
+enum { TENSORS = 16, STEPS = 5 };
 
 typedef struct {
-    uint32_t operations, cut_at, kind, random, bad;
     int resumed, migrated, old, done;
     uint32_t steps, old_state;
     uint32_t sums[TENSORS]; /* of the tensors of the new step */
 } shared_t;
 
 static shared_t *shared;
-static unsigned char *flash;
 static float values[ELEMENTS];
-
-static uint32_t number(void)
-{
-    shared->random = shared->random * 1664525u + 1013904223u;
-    return shared->random >> 8;
-}
-
-static void operate(uint32_t address, const unsigned char *from, uint32_t count)
-{
-    const int is_cut = ++shared->operations == shared->cut_at;
-    if (is_cut && shared->kind == 0) _exit(CUT);
-    for (uint32_t k = 0; k < count; k++) {
-        unsigned char *const byte = flash + address + k;
-        if (from && *byte != 0xFFu) shared->bad++;
-        if (is_cut && shared->kind == 1) *byte = (unsigned char)number();
-        else if (!is_cut || shared->kind != 2 || number() % 2u) *byte = from ? *byte & from[k] : 0xFFu;
-    }
-    if (is_cut) _exit(CUT);
-}
-
-static int read_flash(uint32_t address, void *to, uint32_t count)
-{
-    if (address > BYTES || count > BYTES - address) abort();
-    memcpy(to, flash + address, count);
-    return 0;
-}
-
-static int write_flash(uint32_t address, const void *from, uint32_t count)
-{
-    const unsigned char *next = from;
-    if (address > BYTES || count > BYTES - address || address % NEW_STORAGE_UNIT) abort();
-    while (count) {
-        const uint32_t left = OPERATION - address % OPERATION, now = count < left ? count : left;
-        if (address % NEW_STORAGE_BLOCK == 0) operate(address, 0, NEW_STORAGE_BLOCK);
-        operate(address, next, now);
-        address += now, next += now, count -= now;
-    }
-    return 0;
-}
 
 int old_storage_read(uint32_t address, void *to, uint32_t count)
 {
@@ -70,7 +25,7 @@ int old_storage_read(uint32_t address, void *to, uint32_t count)
 
 int old_storage_write(uint32_t address, const void *from, uint32_t count)
 {
-    return write_flash(address, from, count);
+    return write_flash(address, from, count, -1);
 }
 
 int new_storage_read(uint32_t address, void *to, uint32_t count)
@@ -80,7 +35,7 @@ int new_storage_read(uint32_t address, void *to, uint32_t count)
 
 int new_storage_write(uint32_t address, const void *from, uint32_t count)
 {
-    return write_flash(address, from, count);
+    return write_flash(address, from, count, -1);
 }
 
 const void *old_storage_address(uint32_t address)
@@ -139,8 +94,9 @@ static int train_old(uint32_t steps)
 }
 
 /* A firmware with the new step, from its start on: it migrates where that is needed, and trains no step. */
-static void start(void)
+static void start(uint32_t unused)
 {
+    (void)unused;
     shared->resumed = new_resume();
     shared->migrated = -1;
     int error = shared->resumed;
@@ -152,48 +108,43 @@ static void start(void)
     _exit(error);
 }
 
-static void start_old(void)
+static void start_old(uint32_t unused)
 {
+    (void)unused;
     shared->old = old_resume();
     if (!shared->old) shared->old_state = old_state();
     _exit(0);
 }
 
-static int run(void (*what)(void), uint32_t cut_at, uint32_t kind)
+static int run(void (*what)(uint32_t), uint32_t cut_at, uint32_t kind)
 {
-    int status;
-    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->done = 0;
-    const pid_t child = fork();
-    if (child == 0) what();
-    (void)waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+    shared->done = 0;
+    return run_cut(what, 0, cut_at, kind);
 }
 
 int main(int count, char **words)
 {
     static uint32_t first[TENSORS], expected[TENSORS];
     static const int pairs[][2] = {PAIRS}; /* tensors of the new step and of the old one */
-    static unsigned char kept[BYTES];
-    flash = mmap(0, BYTES + sizeof(shared_t) + 16u, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (flash == MAP_FAILED || count != 3) return 2;
-    shared = (shared_t *)(void *)(flash + (BYTES + 15u) / 16u * 16u);
-    memset(flash, 0xFF, BYTES);
+    static unsigned char kept[FLASH_BYTES];
+    if (count != 3) return 2;
+    shared = map_flash(sizeof *shared);
     if (new_migrate() != NEW_ERROR_EMPTY || new_init()) return 3;
     for (int k = 0; k < NEW_STATES; k++) first[k] = new_sum(k);
     const uint32_t begin = (uint32_t)atoi(words[1]), trials = (uint32_t)atoi(words[2]);
     for (uint32_t trial = begin; trial < begin + trials; trial++) {
         const uint32_t steps = trial % STEPS;
         const char *what = 0;
-        shared->random = trial * 2654435761u, shared->bad = 0, shared->cut_at = 0;
-        memset(flash, 0xFF, BYTES);
+        power->random = trial * 2654435761u, power->bad = 0, power->cut_at = 0;
+        memset(flash, 0xFF, FLASH_BYTES);
         if (train_old(steps)) return 4;
         memcpy(expected, first, sizeof first);
         for (unsigned k = 0; k < sizeof pairs / sizeof *pairs; k++) expected[pairs[k][0]] = old_sum(pairs[k][1]);
         const uint32_t state = old_state();
-        memcpy(kept, flash, BYTES);
+        memcpy(kept, flash, FLASH_BYTES);
         if (run(start, 0, 0) || shared->steps != steps) what = "no migration";
-        const uint32_t operations = shared->operations;
-        memcpy(flash, kept, BYTES);
+        const uint32_t operations = power->operations;
+        memcpy(flash, kept, FLASH_BYTES);
         for (uint32_t more = 1u + trial % 3u; more && !what; more--) {
             const int status = run(start, 1u + number() % operations, number() % 4u);
             if (status == 0) continue;
@@ -205,9 +156,9 @@ int main(int count, char **words)
             if (shared->sums[k] != expected[k]) what = "another state";
         }
         if (!what && shared->steps != steps) what = "another number of steps";
-        if (!what && shared->bad) what = "written without an erase";
+        if (!what && power->bad) what = "written without an erase";
         if (!what) {
-            memcpy(flash, kept, BYTES);
+            memcpy(flash, kept, FLASH_BYTES);
             (void)run(start, 1u + number() % operations, number() % 4u);
             (void)run(start_old, 0, 0);
             const int is_old = shared->old == 0 && shared->old_state == state;

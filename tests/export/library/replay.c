@@ -2,72 +2,38 @@
    batches, whole and in slices. `replay cuts FIRST COUNT`: whatever a power cut stops, the samples are those of before or
    with one more. `replay chance`: all that were offered are equally likely to be there. */
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "pm.h"
 #define PM_FLASH_DRIVER
 #include "port/pm_pages.h"
+#define FLASH_BYTES PM_STORED_BYTES
+#define FLASH_UNIT PM_STORAGE_UNIT
+#define FLASH_BLOCK PM_STORAGE_BLOCK
+#include "cut_flash.h"
 
 static uint32_t seed;
 #define PM_SEED seed
 #include "src/pm_replay.c"
 
-enum { CUT = 9, ELEMENTS = 4096, OFFERS = 3 * PM_REPLAY };
+enum { OFFERS = 3 * PM_REPLAY };
 
 typedef struct {
-    uint32_t operations, cut_at, kind, random, bad;
     uint32_t seen, done;
     int resumed, error;
     pm_real losses[PM_REPLAY]; /* of each sample */
 } shared_t;
 
 static shared_t *shared;
-static unsigned char *flash;
 static uint32_t number_of[OFFERS + 1][PM_REPLAY]; /* after so many offers, the batch of each sample */
 static pm_real loss_of[OFFERS];
 
-static uint32_t number(void)
-{
-    shared->random = shared->random * 1664525u + 1013904223u;
-    return shared->random >> 8;
-}
-
-static void operate(uint32_t address, const unsigned char *from, uint32_t count)
-{
-    const int is_cut = ++shared->operations == shared->cut_at;
-    if (is_cut && shared->kind == 0) _exit(CUT);
-    for (uint32_t k = 0; k < count; k++) {
-        unsigned char *const byte = flash + address + k;
-        if (from && *byte != 0xFFu) shared->bad++;
-        if (is_cut && shared->kind == 1) *byte = (unsigned char)number();
-        else if (!is_cut || shared->kind != 2 || number() % 2u) *byte = from ? *byte & from[k] : 0xFFu;
-    }
-    if (is_cut) _exit(CUT);
-}
-
 int pm_storage_read(uint32_t address, void *to, uint32_t count)
 {
-    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address) abort();
-    memcpy(to, flash + address, count);
-    return PM_OK;
+    return read_flash(address, to, count);
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t count)
 {
-    const unsigned char *next = from;
-    if (address > PM_STORED_BYTES || count > PM_STORED_BYTES - address || address % PM_STORAGE_UNIT) abort();
-    while (count) {
-        const uint32_t left = OPERATION - address % OPERATION, now = count < left ? count : left;
-        if (address % PM_STORAGE_BLOCK == 0) operate(address, 0, PM_STORAGE_BLOCK);
-        operate(address, next, now);
-        address += now, next += now, count -= now;
-    }
-    return PM_OK;
+    return write_flash(address, from, count, PM_ERROR_PAGE);
 }
 
 #if PM_MAPPED
@@ -179,23 +145,19 @@ static void offer(uint32_t offers)
 
 static int run(uint32_t offers, uint32_t cut_at, uint32_t kind)
 {
-    int status;
-    shared->operations = 0, shared->cut_at = cut_at, shared->kind = kind, shared->done = 0;
-    const pid_t child = fork();
-    if (child == 0) offer(offers);
-    (void)waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+    shared->done = 0;
+    return run_cut(offer, offers, cut_at, kind);
 }
 
 static int cuts(uint32_t first, uint32_t count)
 {
     memset(flash, 0xFF, PM_STORED_BYTES);
-    if (run(OFFERS, 0, 0) || shared->bad) return 3;
-    const uint32_t operations = shared->operations;
+    if (run(OFFERS, 0, 0) || power->bad) return 3;
+    const uint32_t operations = power->operations;
     for (uint32_t trial = first; trial < first + count; trial++) {
         const char *what = 0;
         memset(flash, trial % 3u ? 0xFF : 0x5A, PM_STORED_BYTES);
-        shared->random = trial * 2654435761u, shared->bad = 0;
+        power->random = trial * 2654435761u, power->bad = 0;
         for (uint32_t more = 1u + trial % 3u; more; more--) (void)run(OFFERS, 1u + number() % operations, number() % 4u);
         /* What is there now, and then all of it, without a cut. */
         const int error = run(0, 0, 0);
@@ -208,7 +170,7 @@ static int cuts(uint32_t first, uint32_t count)
         for (uint32_t k = 0; !what && k < PM_REPLAY; k++) {
             if (shared->losses[k] != loss_of[number_of[OFFERS][k]]) what = "another sample at the end";
         }
-        if (shared->bad) what = "written without an erase";
+        if (power->bad) what = "written without an erase";
         if (what) printf("trial %u: %s: resume %d error %d seen %u\n", trial, what, shared->resumed, shared->error, seen);
     }
     printf("%u trials\n", count);
@@ -259,10 +221,8 @@ static void chance(void)
 
 int main(int count, char **words)
 {
-    const size_t size = PM_STORED_BYTES + sizeof(shared_t) + 16u;
-    flash = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (flash == MAP_FAILED || count < 2) return 2;
-    shared = (shared_t *)(void *)(flash + (PM_STORED_BYTES + 15u) / 16u * 16u);
+    if (count < 2) return 2;
+    shared = map_flash(sizeof *shared);
     if (strcmp(words[1], "bits") == 0) return bits();
     if (strcmp(words[1], "chance") == 0) return chance(), 0;
     const int error = expect();

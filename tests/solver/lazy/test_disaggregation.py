@@ -15,8 +15,8 @@ from kit.relaxation import (
 )
 from kit.rotation import parts
 from kit.worked import comb_graph, in_time_problem
-from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import Events
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import checkpoint_all, simulate

@@ -10,7 +10,7 @@ from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination

@@ -18,7 +18,7 @@ from kit.relaxation import CLOSE, run_rounds, solved
 from kit.worked import comb_problem
 from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import page_everything
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.process import WorkerJob, WorkerProcess
 from poetmodel.solver.lazy import LazyParams, primal_worker
 from poetmodel.solver.lazy.primal import PrimalHeuristic

@@ -18,7 +18,7 @@ from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all

@@ -11,7 +11,7 @@ from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.backends.protocol import BackendProgress
 from poetmodel.heuristics.greedy import construct, page_everything
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.process import WorkerProcess

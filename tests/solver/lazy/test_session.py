@@ -10,7 +10,7 @@ from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts

@@ -13,8 +13,7 @@ from kit.own_rows import constrained
 from kit.rotation import parts
 from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.backends.standard_form import StandardForm
-from poetmodel.device import Costs
-from poetmodel.device.io import load_device
+from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
@@ -163,7 +162,7 @@ def test_sentences_about_ram():
     assert "s0 (4 B), s1 (4 B)" in sentence
     assert "and 2,996 more" in sentence
     graph = skip_graph()
-    board = replace(load_device("rpi4b"), ram_bytes=11)
+    board = replace(Device.load("rpi4b"), ram_bytes=11)
     found = explained(Problem(graph, even_costs(graph, device=board)))
     assert "feasible from 12 bytes of RAM" in found.hints()
     assert any("more than the 11 B of RAM that device" in hint for hint in found.hints())
@@ -193,7 +192,7 @@ def _checked(problem, remedy):
 
 def test_smaller_batch_is_tried_where_the_network_can_be_made():
     """A network of the zoo with batches of 8 is made again with 1; other graphs only get a word."""
-    device = load_device("rpi4b")
+    device = Device.load("rpi4b")
     graph = MODELS["mlp"](batch_size=8)
     problem = Problem(graph, Costs.estimate(graph, device), ram=20_000)
     found = explained(problem)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.model.aggregated import Grouping
     from poetmodel.model.events import Events
+    from poetmodel.model.grouping import Grouping
 
 ROUNDING: Final = 1e-7
 """How far above a limit that a solver computed a row must be to count as broken, relatively."""

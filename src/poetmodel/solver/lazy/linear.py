@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.model.aggregated import Grouping
+    from poetmodel.model.grouping import Grouping
     from poetmodel.solver.lazy.cuts import Cut
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session

@@ -14,7 +14,7 @@ from poetmodel.backends.layout import form_of, layout_of
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
-from poetmodel.model.aggregated import Grouping, build_relaxation
+from poetmodel.model.aggregated import build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.solver.lazy.disaggregation import (
     ROUNDING,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import Layout, StandardForm
     from poetmodel.model.arrays import Family, Model
     from poetmodel.model.events import Events
+    from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.cuts import Cut, Separator

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.model.aggregated import Grouping
+    from poetmodel.model.grouping import Grouping
     from poetmodel.solver.lazy.primal_worker import PrimalWorker
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session

@@ -232,7 +232,7 @@ def _observe(
     try:
         with reads.recording(), suppress(*RAISED):
             forward()
-        reads.forget_temporary()
+        reads.places.forget_temporary()
         changes.check(forward, put_back)
     finally:
         put_back()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from poetmodel.torch.capturing.joint_graph import shown_path
 from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, content_copy, fill
-from poetmodel.torch.capturing.python_reads import cell_value
+from poetmodel.torch.capturing.python_places import cell_value, is_user_defined
 from poetmodel.torch.capturing.python_values import (
     ABSENT,
     CONTAINERS,
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     import torch
 
     from poetmodel.torch.capturing.modules import Attributes
-    from poetmodel.torch.capturing.python_reads import Line, PythonReads
+    from poetmodel.torch.capturing.python_code import Line
+    from poetmodel.torch.capturing.python_reads import PythonReads
 
     Spot = tuple[int, Any]
 
@@ -218,9 +219,7 @@ class StateChanges:
                 self._watched[id(watched.content), None] = watched
         self.alternatives: dict[Spot, Any] = {}
         """Forms of what a forward pass itself leaves, by identity of the dict, and key."""
-        reads.on_holder = self._watch
-        reads.on_forgotten = self._forget
-        reads.on_class = self._watch_class
+        reads.observe(on_holder=self._watch, on_forgotten=self._forget, on_class=self._watch_class)
         for kind in {base for module in attributes.modules() for base in type(module).__mro__}:
             self._watch_class(kind)
 
@@ -228,7 +227,7 @@ class StateChanges:
         """Watch a container or an object from now on; return whether it was not."""
         kind = type(value)
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
-        if not is_plain and not self._reads.is_of_a_user(kind):
+        if not is_plain and not is_user_defined(kind):
             return False  # a package may set an attribute of its objects around a call
         watched = _Holder(name, value, None)
         content = watched.content
@@ -243,7 +242,7 @@ class StateChanges:
             self._watched.pop((identity, None), None)
 
     def _watch_class(self, kind: type) -> None:
-        if self._reads.is_of_a_user(kind) and (id(kind), None) not in self._watched:
+        if is_user_defined(kind) and (id(kind), None) not in self._watched:
             watched = _Class(kind.__qualname__, kind, plain_attributes(kind))
             self._watched[id(kind), None] = watched
 
@@ -307,7 +306,7 @@ class StateChanges:
         # What is set in each pass to the same value, and not only if a flag says so.
         again = []
         for spot, (watched, key, old) in by_spot.items():
-            if not has_tensors(first[spot]) and not self._reads.was_read(*spot):
+            if not has_tensors(first[spot]) and not self._reads.places.was_read(*spot):
                 watched.set(key, old)
                 again.append((watched, key))
         if again:

@@ -249,7 +249,7 @@ class Backend(GraphPlanner):
                 several = len(frontiers_of(last)) > 1
                 if several or frontier.source.call.is_several:
                     with self.noting_refusals():
-                        self._steps.begin_step(last, self._share)
+                        self._steps.begin_step(last, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
         planned = self._steps.plan_of(frontier, number)
         self._live.is_expected = planned is not None

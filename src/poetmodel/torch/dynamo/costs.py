@@ -93,12 +93,18 @@ class Profiles:
 # -- a machine as a device ------------------------------------------------------------------------
 
 
-def this_machine(kept: Cache) -> Device:
-    """Return this machine's rates, by a matrix product and a copy, measured once and kept."""
+def machine_rates(kept: Cache) -> tuple[float, float]:
+    """Return the FLOP/s of a matrix product and the B/s of a copy, measured once and kept."""
     rates = kept.read("rates", digest(host_key()))
     if rates is None:
         rates = _rates()
         kept.write("rates", digest(host_key()), rates)
+    flops_per_s, bytes_per_s = rates
+    return flops_per_s, bytes_per_s
+
+
+def this_machine(rates: tuple[float, float]) -> Device:
+    """Return this machine as a device with the rates of `machine_rates`."""
     flops_per_s, bytes_per_s = rates
     return Device(
         name="this machine",

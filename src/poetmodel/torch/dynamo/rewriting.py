@@ -19,7 +19,7 @@ from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
 from poetmodel.torch.compiled import stages_shown
-from poetmodel.torch.dynamo.costs import Profiles
+from poetmodel.torch.dynamo.costs import Profiles, machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.live_calls import LiveCalls
@@ -160,7 +160,7 @@ class GraphPlanner:
                     until_s=until_s,
                     outside=self._outside(),
                 )
-            changes = {"share": self._share, **changes}
+            changes = {"share": self._share, "gather": self._gather, **changes}
             self._call = replace(before, until_s=until_s, tell=tell, **changes)
             try:
                 yield self._call
@@ -177,6 +177,12 @@ class GraphPlanner:
         if self._replicas or self._sharded:
             return self._ranks.share(form, make)
         return make()
+
+    def _gather(self, form: str, value: Any) -> list[Any]:
+        """Return the values of all processes, if a wrapper needs the same in all, else one."""
+        if self._replicas or self._sharded:
+            return self._ranks.gather(form, value)
+        return [value]
 
     def _outside(self) -> Outside:
         """Return what is reserved for others; what is measured is not known yet."""
@@ -268,15 +274,10 @@ class GraphPlanner:
         """
         with self.first_call() as call:
             name = f"graph {len(self._planned)}{call.title}"
-            call.tell("finding what operations take")
-            profiles = (
-                [operation.profile for operation in joint.operations]
-                if self._is_predicted
-                else self._profiles.of(joint)
-            )
             planned = call.planned
             if planned is None:
-                planned = self._plan(joint, profiles, name, call, reserved_bytes)
+                profiles, agreed = self._measured(joint, call)
+                planned = self._plan(joint, profiles, name, agreed, reserved_bytes)
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
         record = planned.record
@@ -297,6 +298,27 @@ class GraphPlanner:
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
         new = rewriter.rewrite(planned.plan.program, planned.turn)
         return new, list(rewriter.saved)
+
+    def _measured(
+        self, joint: JointGraph, call: FirstCall
+    ) -> tuple[Sequence[OpProfile], FirstCall]:
+        """Return the profiles of a graph, and the call with rates and sizes of its wrappers.
+
+        What processes measure differs, by their processors or by chance: each plans for the largest
+        of all, so that there is one plan and it holds in all.
+        """
+        if self._is_predicted:
+            return [operation.profile for operation in joint.operations], call
+        call.tell("finding what operations take")
+        form = joint.training_graph().sha256  # as PyTorch predicts it
+        profiles = self._profiles.of(joint)
+        rates = None if self._wanted.device else machine_rates(self._wanted.cache)
+        found = call.gather(form, (profiles, rates, call.wrapped_bytes))
+        of_all, rates_of_all, wrapped_bytes = zip(*found, strict=True)
+        profiles = [own.largest(others) for own, *others in zip(profiles, *of_all, strict=True)]
+        if rates is not None:
+            rates = tuple(map(min, zip(*rates_of_all, strict=True)))
+        return profiles, replace(call, rates=rates, wrapped_bytes=max(wrapped_bytes))
 
     def _plan(
         self,

@@ -73,6 +73,14 @@ def signature(events: Sequence[Event]) -> Hashable:
     return tuple((id(e.frontier), e.number, e.is_backward, e.waiting) for e in events)
 
 
+def largest(
+    events: Sequence[Event], form: str, gather: Callable[[str, Any], list[Any]]
+) -> list[Event]:
+    """Return the passes with the largest fixed bytes of all processes, so that plans fit in all."""
+    sizes = zip(*gather(form, [event.fixed_bytes for event in events]), strict=True)
+    return [event._replace(fixed_bytes=max(own)) for event, own in zip(events, sizes, strict=True)]
+
+
 def frontiers_of(events: Sequence[Event]) -> list[Frontier]:
     """Return the plans of each call's graph, by the number of the call."""
     found = {event.number: event.frontier for event in events if event.frontier is not None}
@@ -170,12 +178,24 @@ class StepPlanner:
         return [choice for choice in self._choices.values() if choice is not None]
 
     def begin_step(
-        self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
+        self,
+        events: Sequence[Event],
+        share: Callable[[str, Callable[[], Any]], Any],
+        gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step by the passes of the one before; None without a choice."""
+        """Choose the plans of a step by the passes of the one before; None without a choice.
+
+        Parameters
+        ----------
+        events : sequence of Event
+            Passes of the step before.
+        share, gather : callable
+            As in `FirstCall`.
+        """
         key = signature(events)
         if key not in self._choices and len(self._choices) < _MOST_CHOICES:
-            self._choices[key] = self._choice(events, share)
+            form = str([(e.number, e.is_backward, e.waiting) for e in events])
+            self._choices[key] = self._choice(largest(events, form, gather), share)
         self.current = self._choices.get(key)
         return self.current
 
@@ -212,7 +232,7 @@ class StepPlanner:
                 for planned, known in zip(plans, own, strict=True)
             ]
 
-        numbers = share(f"a step of {len(events)} passes", chosen)
+        numbers = share(f"plans of {len(own)} calls", chosen)
         if numbers is None:
             return None
         plans = [known[k] for k, known in zip(numbers, own, strict=True)]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.budgets import Budget
-from poetmodel.device import Costs, StorageMode
-from poetmodel.device.io import load_device
+from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, InputError, VerificationError, shown
 from poetmodel.files import check_writable, write_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op, check_plan
-from poetmodel.plan.arena import check_arena
+from poetmodel.plan.arena_check import check_arena
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager
 
-    from poetmodel.device import Device
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -155,7 +153,7 @@ def to_executorch(
     check_limits(ram=ram)
     sgd = None if optimizer is None else _sgd_options(optimizer, model, loss_fn)
     if isinstance(device, str):
-        device = load_device(device)
+        device = Device.load(device)
     name = type(model).__name__
     edge = edge_program(name, model, loss_fn, inputs)
     own_bytes = lowered(edge, is_ours=False).arena_bytes

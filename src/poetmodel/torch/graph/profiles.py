@@ -25,7 +25,7 @@ from poetmodel.torch.graph.operators import flops_of, is_collective, is_effect, 
 from poetmodel.torch.graph.tensors import fake, form_of, heap_peak_bytes, storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from poetmodel.torch.graph.operators import Kernel
 
@@ -119,6 +119,15 @@ class OpProfile:
         if not isinstance(value, tuple | list):
             return seen[None]
         return tuple(seen.get(position, output) for position, output in enumerate(value))
+
+    def largest(self, others: Iterable[OpProfile]) -> OpProfile:
+        """Return the profile with the largest workspace and time among itself and others."""
+        every = (self, *others)
+        return replace(
+            self,
+            workspace_bytes=max(profile.workspace_bytes for profile in every),
+            time_s=max(profile.time_s for profile in every),
+        )
 
     def to_list(self) -> list[Any]:
         """Return it as plain values."""

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.differentiation import differentiable
 from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from poetmodel.torch.int8.levels import Levels
 
@@ -44,8 +45,15 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         for key, tensor in tensors.items():
             self.register_buffer(key, tensor)
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return what the operator makes of one or two tensors."""
+    def forward(
+        self, *given: torch.Tensor, reals: Sequence[torch.Tensor | None] | None = None
+    ) -> Any:
+        """Return the result of the operator of one or two tensors.
+
+        With stand-ins for their real values, such as a trained layer returns, beside its own.
+        """
+        if reals is not None:
+            return differentiable(self, given, reals)
         if self.flattens:
             given = tuple(x.flatten(1) for x in given)
         constants = (getattr(self, name) for name in self.tensors)
@@ -99,11 +107,16 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
                 "a quantized front has no gradient, and its input requires one: it must be the "
                 "first part of the model; freeze what is in front of it (requires_grad_(False))"
             )
-        values = [x.float()]
+        result = self.values(x.float(), lambda layer, given: layer(*given))
+        return (result.flatten(1) if self.flat else result).to(x.dtype)
+
+    def values(self, given: Any, call: Callable[[nn.Module, list[Any]], Any]) -> Any:
+        """Return the value of the last layer; `call` makes a layer's of those that it takes."""
+        values = [given]
         for wire in self.wires:
             layer = self.get_submodule(wire.layer)
-            values.append(layer(*(values[number] for number in wire.takes)))
-        return (values[-1].flatten(1) if self.flat else values[-1]).to(x.dtype)
+            values.append(call(layer, [values[number] for number in wire.takes]))
+        return values[-1]
 
 
 def stood_for(model: nn.Module) -> set[int]:

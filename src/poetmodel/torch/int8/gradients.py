@@ -8,6 +8,7 @@ PyTorch: sums of whole numbers below 2^24 are exact, and have the same bits in a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -90,13 +91,20 @@ def q8_convolution_weight_gradient(
 
     The correlation of ``x - zero_x`` with the gradient, times the scale of x.
     """
-    _, padding, _, groups = geometry
-    above, below, left, right = padding
-    of_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
-    shape = (gradient.shape[3], x.shape[3] // groups, *window)
-    like = gradient.new_empty((1,)).expand(shape)
-    filters = _convolution_gradient(gradient, _channels_first(of_x), like, geometry, 1)
-    return (filters * scale_x).permute(0, 2, 3, 1).contiguous()
+    filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
+    return filters.permute(0, 2, 3, 1).contiguous()
+
+
+@as_operator(
+    f"(Tensor gradient, Tensor x, float scale_x, int zero_x, int[] window, {WINDOW}) -> Tensor"
+)
+def q8_depthwise_weight_gradient(
+    gradient: Tensor, x: Tensor, scale_x: float, zero_x: int, window: Sequence[int], *geometry: Any
+) -> Tensor:
+    """Return the same of a depthwise convolution, in the order of `q8_depthwise`."""
+    geometry = (*geometry, x.shape[3])
+    filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
+    return filters[:, 0].permute(1, 2, 0).contiguous()
 
 
 @as_operator("(Tensor gradient, int[] image, int[] window, int[] stride, int[] padding) -> Tensor")
@@ -190,12 +198,62 @@ def split_16_bits(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
-    """Subtract from weights of 8 bits, in place: ``clamp(floor(weight - change + draws))``.
+    """Subtract from weights of 8 bits, in place: ``clamp(floor((weight - change) + draws))``.
 
-    `draws` are uniform from 0 to below 1, multiples of 2^-24.
+    `draws` are uniform from 0 to below 1, multiples of 2^-24. A change that is no number counts 0.
     """
     moved = torch.floor(weight.float() - change.nan_to_num(0.0) + draws)
     weight.copy_(moved.clamp(-MAX_WEIGHT, MAX_WEIGHT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingDraws:
+    """Random numbers of one update of one weight, for stochastic rounding.
+
+    The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+    SC 2011), as for the dropout of exported code, with counters of its own: element e, in the order
+    of memory, has word e % 4 of the block with the counter ``(e / 4, site, 1, 0)`` and the key
+    ``(update, seed)``. Dropout has 0 for the third word of its counters.
+    """
+
+    update: int
+    """Updates of the optimizer before this one."""
+    site: int
+    """Number of the layer among the trained int8 layers of the optimizer, in the model's order."""
+    seed: int = 0
+
+    def uniform(self, weight: Tensor) -> Tensor:
+        """Return a number for each weight: the upper 24 bits of its word, times 2^-24."""
+        words = _philox(-(-weight.numel() // 4), (self.site, _ROUNDING, 0), self.update, self.seed)
+        unit = (words.flatten()[: weight.numel()] >> 8).float() * 2.0**-24
+        return unit.view(weight.shape).to(weight.device)
+
+
+_ROUNDING: Final = 1
+"""Third word of the counters of stochastic rounding."""
+_WORD: Final = 0xFFFFFFFF
+
+
+def _philox(blocks: int, counter: Sequence[int], *key: int) -> Tensor:
+    """Return four words of 32 bits for each block; `counter` has the words after its number."""
+    words = torch.zeros((blocks, 4), dtype=torch.int64)
+    words[:, 0] = torch.arange(blocks)
+    words[:, 1:] = torch.tensor(counter)
+    keys = [number & _WORD for number in key]
+    for _ in range(10):
+        # Products wrap at 64 bits, whose upper half is that of unsigned numbers once masked.
+        first, second = words[:, 0] * 0xD2511F53, words[:, 2] * 0xCD9E8D57
+        words = torch.stack(
+            (
+                (second >> 32) & _WORD ^ words[:, 1] ^ keys[0],
+                second & _WORD,
+                (first >> 32) & _WORD ^ words[:, 3] ^ keys[1],
+                first & _WORD,
+            ),
+            dim=1,
+        )
+        keys = [(keys[0] + 0x9E3779B9) & _WORD, (keys[1] + 0xBB67AE85) & _WORD]
+    return words
 
 
 def _convolution_gradient(
@@ -212,6 +270,18 @@ def _convolution_gradient(
         output_mask=[wanted == 0, wanted == 1, False],
     )[wanted]  # fmt: skip
     return result
+
+
+def _filter_gradient(
+    gradient: Tensor, x: Tensor, zero_x: int, window: Sequence[int], geometry: Sequence[Any]
+) -> Tensor:
+    """Return the correlation of ``x - zero_x`` with the gradient, as PyTorch orders weights."""
+    _, padding, _, groups = geometry
+    above, below, left, right = padding
+    of_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
+    shape = (gradient.shape[3], x.shape[3] // groups, *window)
+    like = gradient.new_empty((1,)).expand(shape)
+    return _convolution_gradient(gradient, _channels_first(of_x), like, geometry, 1)
 
 
 def _filters(weight: Tensor) -> Tensor:
@@ -251,6 +321,9 @@ q8_convolution_weight_gradient.register_fake(
     lambda g, x, _scale, _zero, window, *geometry: _real(
         g, (g.shape[3], *window, x.shape[3] // geometry[3])
     )
+)
+q8_depthwise_weight_gradient.register_fake(
+    lambda g, x, _scale, _zero, window, *_: _real(g, (*window, x.shape[3]))
 )
 q8_average_gradient.register_fake(lambda g, image, *_: _real(g, (g.shape[0], *image, g.shape[3])))
 q8_maximum_gradient.register_fake(lambda g, x, *_: _real(g, x.shape))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.int8.front import QuantizedLayer
-from poetmodel.torch.int8.levels import INPUT, Bytes, Padded, Unfinished, arguments_of, single
+from poetmodel.torch.int8.levels import single
+from poetmodel.torch.int8.values import INPUT, Bytes, Padded, Unfinished, arguments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, fx
 
     from poetmodel.torch.int8.levels import Levels
-    from poetmodel.torch.int8.reading import Reader
+    from poetmodel.torch.int8.reader import Reader
 
     Read = Callable[[Reader, fx.Node], Any]
 

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,7 +16,8 @@ from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.errors import explained, quiet, require_package
 from poetmodel.torch.graph.operators import module_of
 from poetmodel.torch.int8.front import QuantizedFront
-from poetmodel.torch.int8.reading import Training, front_of, is_converted
+from poetmodel.torch.int8.reader import Training
+from poetmodel.torch.int8.reading import front_of, is_converted
 from poetmodel.torch.int8.training import ROUNDINGS
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 aten: Final = torch.ops.aten
 _WEIGHTED: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
 """Operators with a weight."""
+HEADROOM: Final = 1.5
+"""Factor of the ranges that training moves."""
 _LAST: Final = re.compile(r"last-(\d+)")
 _ACTIVATIONS: Final = (
     aten.relu.default,
@@ -55,7 +59,7 @@ def quantized(
     *,
     train: str | Sequence[str] | None = None,
     rounding: str = ROUNDINGS[0],
-    headroom: float = 1.5,
+    headroom: float = HEADROOM,
 ) -> QuantizedFront:
     """Return a part of a model, or all of it, in int8: frozen, or with layers that train.
 
@@ -103,15 +107,8 @@ def quantized(
     The result is exact against its own definition, the same on each device, and near what the
     float front returns: hold its accuracy against that of the float model before you use it.
     """
-    _check_training(rounding, headroom)
-
-    def finished(converted: Any) -> QuantizedFront:
-        if train is None:
-            return front_of(converted)
-        nodes = _trained_nodes(converted, train)
-        training = Training(nodes, rounding=rounding, headroom=float(headroom))
-        return front_of(converted, where="quantized network", training=training)
-
+    check_training(rounding, headroom)
+    finished = partial(network_of, train=train, rounding=rounding, headroom=headroom)
     if is_converted(front):
         if batches is not None:
             raise InputError("batches: the module is quantized already; leave them out")
@@ -140,7 +137,26 @@ def quantized(
         return finished(convert_pt2e(prepared))
 
 
-def _check_training(rounding: str, headroom: float) -> None:
+def network_of(
+    converted: Any,
+    *,
+    train: str | Sequence[str] | None,
+    rounding: str,
+    headroom: float,
+    where: str = "",
+) -> QuantizedFront:
+    """Return the front that a converted module is, or a network if `train` names layers of it.
+
+    `where` is its place, for errors.
+    """
+    if train is None:
+        return front_of(converted, where=where or "quantized front")
+    nodes = _trained_nodes(converted, train, f"{where}: train" if where else "train")
+    training = Training(nodes, rounding=rounding, headroom=float(headroom))
+    return front_of(converted, where=where or "quantized network", training=training)
+
+
+def check_training(rounding: str, headroom: float) -> None:
     """Raise `InputError` for an unknown rounding, or a factor below 1."""
     if rounding not in ROUNDINGS:
         raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {shown(rounding)}")
@@ -148,8 +164,11 @@ def _check_training(rounding: str, headroom: float) -> None:
         raise InputError(f"headroom: expected a number from 1, got {headroom}")
 
 
-def _trained_nodes(converted: Any, train: str | Sequence[str]) -> frozenset[fx.Node]:
-    """Return the layers with weights that `train` names; `InputError` if it matches none."""
+def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> frozenset[fx.Node]:
+    """Return the layers with weights that `train` names; `InputError` if it matches none.
+
+    `option` is what errors call it.
+    """
     weighted = [
         node
         for node in converted.graph.nodes
@@ -161,7 +180,7 @@ def _trained_nodes(converted: Any, train: str | Sequence[str]) -> frozenset[fx.N
     if isinstance(train, str) and (last := _LAST.fullmatch(train)):
         count = int(last[1])
         if not 0 < count <= len(weighted):
-            raise InputError(f"train: expected last-1 to last-{len(weighted)}, got {train}")
+            raise InputError(f"{option}: expected last-1 to last-{len(weighted)}, got {train}")
         return frozenset(weighted[-count:])
     patterns = [train] if isinstance(train, str) else list(train)
     matched = {
@@ -174,8 +193,8 @@ def _trained_nodes(converted: Any, train: str | Sequence[str]) -> frozenset[fx.N
     if missing or not patterns:
         what = ", ".join(map(repr, missing)) or "no name"
         raise InputError(
-            f"train: expected all, last-N, or names or patterns of layers, got {what}; the layers "
-            f"are {listed(paths)}"
+            f"{option}: expected all, last-N, or names or patterns of layers, got {what}; the "
+            f"layers are {listed(paths)}"
         )
     return frozenset(node for nodes in matched.values() for node in nodes)
 

@@ -12,25 +12,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+from torch.optim.sgd import sgd
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.differentiation import differentiable
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
+    RoundingDraws,
     split_16_bits,
     update_16_bits,
     update_stochastic,
 )
-from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROUNDINGS: Final = ("16 bits", "stochastic")
 """Ways to keep changes of a weight that are below a step of a byte."""
+_SEEDS: Final = 2**32
+"""Number of seeds of stochastic rounding."""
 
 
 class TrainedLayer(QuantizedLayer):
@@ -70,57 +72,59 @@ class TrainedLayer(QuantizedLayer):
         self.weight_gradient = nn.Parameter(torch.zeros(()).expand(weight.shape))
         """Stands for the real weights: has their shape and gradient, and no memory."""
 
-    def forward(self, *given: Tensor) -> Tensor:
-        """Return the int8 result of an int8 input."""
-        return _call(self, [(x, None) for x in given])[0]
+    def forward(self, *given: Tensor, reals: Sequence[Tensor | None] | None = None) -> Any:
+        """Return the int8 result of an int8 input; with the stand-in of its own for `reals`."""
+        result, real = differentiable(self, given, reals or (None,))
+        return result if reals is None else (result, real)
 
     def extra_repr(self) -> str:
         """Return the operator and the rounding."""
         return f"{self.operator}, {self.rounding}"
 
-    def update(self, gradient: Tensor, lr: float, *, weight_decay: float = 0.0) -> None:
-        """Take a step of gradient descent with the weights, in place.
-
-        `gradient` is that of the real weights, with the shape of `weight`.
-        """
-        residual = self.residual if self.rounding == ROUNDINGS[0] else None
-        subtract_gradient(
-            self.weight, residual, gradient, self.weight_scale, lr, weight_decay=weight_decay
-        )
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The tensors that an update of the weights replaces: weight, and residual if any."""
+        return (self.weight, self.residual) if self.rounding == ROUNDINGS[0] else (self.weight,)
 
     def real_weight(self) -> Tensor:
         """Return the real weights, with the shape of `weight`."""
-        residual = self.residual if self.rounding == ROUNDINGS[0] else None
-        return real_weight(self.weight, residual, self.weight_scale)
+        return real_weight(self.state, self.weight_scale)
 
 
 def subtract_gradient(
-    weight: Tensor,
-    residual: Tensor | None,
+    state: Sequence[Tensor],
     gradient: Tensor,
     weight_scale: Tensor,
     lr: float,
     *,
-    weight_decay: float,
+    weight_decay: float = 0.0,
+    maximize: bool = False,
+    draws: RoundingDraws | None = None,
 ) -> None:
     """Take a step of gradient descent with int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in steps of a byte; see
-    `update_16_bits`, and `update_stochastic` for weights without a residual.
+    `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
     """
+    if maximize:
+        gradient = -gradient
     if weight_decay:
-        gradient = gradient.add(real_weight(weight, residual, weight_scale), alpha=weight_decay)
+        gradient = gradient + real_weight(state, weight_scale) * weight_decay
+    weight, *residuals = state
     change = gradient * lr / by_result(weight_scale, weight)
-    if residual is None:
-        update_stochastic(weight, torch.rand(change.shape), change)
+    if residuals:
+        update_16_bits(weight, residuals[0], change)
+    elif draws is None:
+        raise InputError("draws: expected those of an update, which stochastic rounding needs")
     else:
-        update_16_bits(weight, residual, change)
+        update_stochastic(weight, draws.uniform(weight), change)
 
 
-def real_weight(weight: Tensor, residual: Tensor | None, weight_scale: Tensor) -> Tensor:
-    """Return the real numbers that int8 weights stand for."""
+def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:
+    """Return the real numbers that int8 weights, and their residuals if any, stand for."""
+    weight, *residuals = state
     whole = weight.to(torch.int32) * STEPS
-    if residual is not None:
+    for residual in residuals:
         whole = whole + residual
     return whole.float() * (by_result(weight_scale, weight) / STEPS)
 
@@ -135,116 +139,6 @@ def by_result(values: Tensor, weight: Tensor) -> Tensor:
     """Return a number for each result in a shape that broadcasts with a weight."""
     depthwise = weight.ndim == 3  # noqa: PLR2004 - rows, columns, channels
     return values if depthwise else values.view(-1, *[1] * (weight.ndim - 1))
-
-
-# -- forward and backward of a layer ---------------------------------------------------------------
-# A value is int8, and beside it is a tensor of zeros without memory, whose gradient is that of the
-# real value: integers have none.
-
-
-def _zeros(like: Tensor) -> Tensor:
-    return torch.zeros(()).expand(like.shape)
-
-
-class _Weighted(Function):  # type: ignore[misc, unused-ignore]
-    """A layer with weights."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        layer: Any,
-        real: Tensor,
-        weight_gradient: Tensor | None,
-        bias: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        weight_scale: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        del real, weight_gradient
-        start = operator("start")(weight, layer.input_levels.zero)
-        y = operator(layer.operator)(x, weight, start, scale, bias, *layer.numbers)
-        ctx.save_for_backward(x, y, weight, weight_scale)
-        ctx.layer = layer
-        ctx.mark_non_differentiable(y)
-        ctx.set_materialize_grads(True)
-        return y, _zeros(y)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, weight, weight_scale = ctx.saved_tensors
-        layer = ctx.layer
-        levels, (*geometry, _, _, low, high) = layer.input_levels, layer.numbers
-        gradient = operator("mask")(gradient.contiguous(), y, low, high)
-        of_input, of_weight, of_bias = ctx.needs_input_grad[1:4]
-        real = real_weight = None
-        if layer.operator == "pointwise":
-            if of_input:
-                real = operator("pointwise_input_gradient")(gradient, weight, weight_scale)
-            if of_weight:
-                real_weight = operator("pointwise_weight_gradient")(
-                    gradient, x, levels.scale, levels.zero
-                )
-        else:
-            depthwise = layer.operator == "depthwise"
-            groups = x.shape[3] if depthwise else geometry[3]
-            window = weight.shape[:2] if depthwise else weight.shape[1:3]
-            placed = (*geometry[:3], groups)
-            if of_input:
-                real = operator("convolution_input_gradient")(
-                    gradient, weight, weight_scale, x.shape[1:3], *placed
-                )
-            if of_weight:
-                real_weight = operator("convolution_weight_gradient")(
-                    gradient, x, levels.scale, levels.zero, window, *placed
-                )
-                if depthwise:
-                    real_weight = real_weight[..., 0].permute(1, 2, 0)
-        bias = gradient.flatten(0, -2).sum(0) if of_bias else None
-        return None, real, real_weight, bias, None, None, None, None
-
-
-class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
-    """A sum, a mean, a maximum, or the end of the network."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, layer: QuantizedLayer, first: Tensor, second: Tensor | None, *given: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        del first, second
-        y = operator(layer.operator)(*given, *layer.numbers)
-        ctx.layer = layer
-        ctx.image = given[0].shape[1:3]
-        saved = {"maximum": (given[0], y), "dequantize": ()}
-        ctx.save_for_backward(*saved.get(layer.operator, (y,)))
-        if layer.operator == "dequantize":
-            return y, y.new_zeros(())
-        ctx.mark_non_differentiable(y)
-        return y, _zeros(y)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, real: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        layer, nothing = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
-        if layer.operator == "dequantize":
-            order = (0, *range(2, real.ndim), 1)
-            return None, real.permute(order).contiguous(), None, *nothing
-        gradient = gradient.contiguous()
-        if layer.operator == "maximum":
-            x, y = ctx.saved_tensors
-            mine = operator("maximum_gradient")(gradient, x, y, *layer.numbers)
-            return None, mine, None, *nothing
-        (y,) = ctx.saved_tensors
-        low, high = layer.numbers[-2:]
-        gradient = operator("mask")(gradient, y, low, high)
-        if layer.operator == "add":
-            both = (gradient if wanted else None for wanted in ctx.needs_input_grad[1:3])
-            return None, *both, *nothing
-        window, stride, padding = layer.numbers[:3]
-        if tuple(window) != (1, 1):
-            gradient = operator("average_gradient")(gradient, ctx.image, window, stride, padding)
-        return None, gradient, None, *nothing
 
 
 # -- networks --------------------------------------------------------------------------------------
@@ -270,11 +164,7 @@ class QuantizedNetwork(QuantizedFront):
                 "a quantized network has no gradient with respect to its input, which requires "
                 "one; freeze what is in front of it (requires_grad_(False))"
             )
-        values: list[tuple[Tensor, Tensor | None]] = [(x.float(), None)]
-        for wire in self.wires:
-            layer = self.get_submodule(wire.layer)
-            values.append(_call(layer, [values[number] for number in wire.takes]))
-        result = values[-1][0]
+        result, _ = self.values((x.float(), None), _call)
         return (result.flatten(1) if self.flat else result).to(x.dtype)
 
     def trained_layers(self) -> dict[str, TrainedLayer]:
@@ -287,28 +177,11 @@ def _call(
     layer: nn.Module, given: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
     """Return the int8 result of a layer, and its real stand-in if something before it trains."""
-    trains = isinstance(layer, TrainedLayer)
-    if not trains and all(real is None for _, real in given):
-        return layer(*(x for x, _ in given)), None
-    if layer.flattens:
-        given = [(x.flatten(1), None if real is None else real.flatten(1)) for x, real in given]
-    bytes_ = [x for x, _ in given]
-    reals = [_zeros(x) if real is None else real for x, real in given]
-    if layer.weight_scale is not None:
-        made: tuple[Tensor, Tensor] = _Weighted.apply(
-            layer,
-            reals[0],
-            layer.weight_gradient if trains else None,
-            layer.bias,
-            bytes_[0],
-            layer.weight,
-            layer.scale,
-            layer.weight_scale,
-        )
-        return made
-    second = reals[1] if len(reals) > 1 else None
-    result: tuple[Tensor, Tensor] = _Unweighted.apply(layer, reals[0], second, *bytes_)
-    return result
+    bytes_, reals = zip(*given, strict=True)
+    if not isinstance(layer, TrainedLayer) and all(real is None for real in reals):
+        return layer(*bytes_), None
+    made: tuple[Tensor, Tensor] = layer(*bytes_, reals=reals)
+    return made
 
 
 class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
@@ -321,43 +194,90 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     ----------
     model : torch.nn.Module
         The model.
-    lr : float
+    lr : float, optional
         Learning rate.
     weight_decay : float, optional
         Factor of the real weights that is added to the gradients.
+    seed : int, optional
+        Seed of stochastic rounding, from 0 to below 2^32: ``PM_SEED`` of exported code. Random
+        numbers follow from it, the number of the update, which parameter groups count as
+        ``updates``, the layer and the element; no other generator is read or changed.
 
     Raises
     ------
     InputError
-        If the learning rate or the weight decay is negative or not finite.
+        If the learning rate or the weight decay is negative or not finite, or the seed is no such
+        number.
     """
 
-    def __init__(self, model: nn.Module, lr: float, *, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
+    ) -> None:
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")
-        self._layers = trained_layers(model)
+        if type(seed) is not int or not 0 <= seed < _SEEDS:
+            raise InputError(f"seed: expected a whole number from 0 to below 2^32, got {seed!r}")
+        self._layers = list(trained_layers(model).values())
         trained = [p for p in model.parameters() if p.requires_grad]
         super().__init__(trained, lr=lr, weight_decay=weight_decay)
+        self.defaults.update(updates=0, seed=seed)
+        for group in self.param_groups:
+            group.update(updates=0, seed=seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layers": self._layers}
+
+    def sites(self) -> dict[int, int]:
+        """Return the numbers of its int8 layers, by the identity of `weight_gradient`."""
+        return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
+
+    def draws(self, group: int, site: int) -> RoundingDraws:
+        """Return the random numbers of the next update of a layer in a parameter group."""
+        settings = self.param_groups[group]
+        return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
+
+    def count_update(self) -> None:
+        """Add one to the number of updates of each parameter group."""
+        for group in self.param_groups:
+            group["updates"] += 1
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with all parameters that have a gradient; return the closure's loss."""
+        """Take a step with all parameters that have a gradient; return the closure's loss.
+
+        Raises
+        ------
+        InputError
+            If a parameter group has a momentum.
+        """
+        if any(group["momentum"] for group in self.param_groups):
+            raise InputError("momentum: int8 weights are trained by SGD without momentum; set it 0")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            lr, decay = float(group["lr"]), group["weight_decay"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                layer = self._layers.get(id(parameter))
-                if layer is not None:
-                    layer.update(parameter.grad, lr, weight_decay=decay)
-                    continue
-                gradient = parameter.grad
-                if decay:
-                    gradient = gradient.add(parameter, alpha=decay)
-                parameter.add_(gradient, alpha=-lr)
+        sites = self.sites()
+        for number, group in enumerate(self.param_groups):
+            lr = float(group["lr"])
+            settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
+            given = [p for p in group["params"] if p.grad is not None]
+            for parameter in (p for p in given if id(p) in sites):
+                site = sites[id(parameter)]
+                layer, draws = self._layers[site], self.draws(number, site)
+                subtract_gradient(
+                    layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
+                )
+            real = [p for p in given if id(p) not in sites]
+            sgd(
+                real,
+                [p.grad for p in real],
+                [None] * len(real),
+                lr=lr,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                **settings,
+            )
+        self.count_update()
         return loss

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from poetmodel.errors import InputError
+from poetmodel.torch.int8.quantizing import HEADROOM
+from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx import pointwise, recurrent, reductions, shapes, spatial
 from poetmodel.torch.onnx.operators import (
     MOST_NUMBERS,
@@ -23,7 +25,7 @@ from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -43,7 +45,14 @@ _UNSIGNED: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
 _TRUTH: Final = 9
 
 
-def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
+def from_onnx(
+    path: str | Path,
+    *,
+    logits: bool = False,
+    train: str | Sequence[str] | None = None,
+    rounding: str = ROUNDINGS[0],
+    headroom: float = HEADROOM,
+) -> OnnxModule:
     """Return the network of an ONNX file as a module that trains.
 
     Floating initializers are parameters, under their names: those of a model that PyTorch exported
@@ -51,7 +60,8 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
     ``train()`` updates as PyTorch does. Scalars, limits, exponents and constants that are written
     into the code are not trained. Half and double precision become float32, and
     unsigned numbers of more than a byte int64. What is quantized at
-    the beginning (QuantizeLinear, DequantizeLinear) is a front in int8, and frozen.
+    the beginning (QuantizeLinear, DequantizeLinear) is a front in int8, and frozen but for the
+    layers of `train`.
 
     Parameters
     ----------
@@ -60,6 +70,8 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
     logits : bool
         In training mode leave a Softmax, LogSoftmax or Sigmoid at the end to the loss: the module
         then returns its input. In evaluation mode it returns what the file says.
+    train, rounding, headroom
+        The int8 layers that train, by the names of their nodes, and how: as for `quantized`.
 
     Returns
     -------
@@ -72,13 +84,15 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
         If the package onnx is not installed.
     InputError
         If the file cannot be read, or has operators that are not known: names all, and their nodes.
+        If `train` matches no layer in int8.
 
     Notes
     -----
     An initializer that several nodes use is one parameter, unless all its elements are equal:
     exporters let what happens to be equal, such as the zeros of new biases, share one.
     """
-    front, record = split(read_file(path, is_known=KNOWN.__contains__))
+    file = read_file(path, is_known=KNOWN.__contains__)
+    front, record = split(file, train=train, rounding=rounding, headroom=headroom)
     return OnnxModule(record, logits=logits, front=front)
 
 

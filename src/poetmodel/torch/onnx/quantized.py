@@ -15,12 +15,13 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import explained
-from poetmodel.torch.int8.reading import front_of
+from poetmodel.torch.int8.quantizing import HEADROOM, check_training, network_of
+from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, plain
 from poetmodel.torch.onnx.reading import array_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
 
@@ -45,16 +46,29 @@ class FrontRecord:
     """The value that it returns."""
 
 
-def split(record: FileRecord) -> tuple[FrontRecord | None, FileRecord]:
+def split(
+    record: FileRecord,
+    *,
+    train: str | Sequence[str] | None = None,
+    rounding: str = ROUNDINGS[0],
+    headroom: float = HEADROOM,
+) -> tuple[FrontRecord | None, FileRecord]:
     """Return the quantized front of a file, if any, and the file without its nodes.
+
+    The options are those of `poetmodel.torch.quantized`.
 
     Raises
     ------
     InputError
         If what is quantized is not one front, from an input of fixed size on, or has an operator
-        without a kernel in int8: names it.
+        without a kernel in int8: names it. If `train` matches no layer of it.
     """
+    check_training(rounding, headroom)
     if not any(node.operator in QUANTIZING for node in record.nodes):
+        if train is not None:
+            raise InputError(
+                f"{record.path}: train: it has no layers in int8; leave train out, and all trains"
+            )
         return None, record
     constants = _constants(record)
     last = _last(record, constants)
@@ -80,7 +94,9 @@ def split(record: FileRecord) -> tuple[FrontRecord | None, FileRecord]:
     sizes = [size if isinstance(size, int) else 1 for size in shape]  # no layer asks for the batch
     with explained(str(record.path)), torch.no_grad():
         exported = torch.export.export(graph, (torch.zeros(sizes),))
-    front = front_of(exported.module(), where=str(record.path))
+    front = network_of(
+        exported.module(), train=train, rounding=rounding, headroom=headroom, where=str(record.path)
+    )
     return FrontRecord(front=front, reads=name, makes=last), replace(record, nodes=rest)
 
 

@@ -18,7 +18,7 @@ from poetmodel.errors import shown
 from poetmodel.graph.zoo.state import UPDATE_RULES
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
-from poetmodel.torch.int8.training import QuantizedSGD
+from poetmodel.torch.int8.training import QuantizedSGD, trained_layers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -543,6 +543,10 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
         return None
     if name == "momentum":
         return torch.optim.SGD(parameters, momentum=0.9)
+    together = torch.nn.ModuleList(own)
+    trains = any(parameter.requires_grad for parameter in parameters)
+    if name == Sgd.op and trains and trained_layers(together):
+        return QuantizedSGD(together)
     kinds: dict[str, Any] = {
         rule.op: kind for kind, rule in TRACED_RULES.items() if kind is not QuantizedSGD
     }
@@ -713,10 +717,13 @@ class OptimizerState:
         return frozenset(new)
 
     def keep(self, values: list[Any]) -> None:
-        """Let the optimizer have the moments that a first step has made."""
+        """Store the moments that a first step has made in the optimizer, and count its updates."""
         for position, held in self._held:
             if isinstance(held, OptimizerSlot) and held.is_new and position not in self._away:
                 held.keep(values[position])
+        for each in each_of(self._optimizer):
+            if isinstance(each, QuantizedSGD):
+                each.count_update()
         # What a scheduler of the learning rate looks at, lest it warns that no step was made.
         for each in each_of(self._optimizer):
             each._opt_called = True  # noqa: SLF001 - no other way
@@ -743,6 +750,10 @@ class Moments:
         """Whether the step has an optimizer."""
         self._held = {a.name: a.held for a in joint.arguments if isinstance(a.held, OptimizerSlot)}
         self._before = self._start = self._copied()
+        counting = [o for o in each_of(joint.optimizer) if isinstance(o, QuantizedSGD)]
+        groups = [group for optimizer in counting for group in optimizer.param_groups]
+        self._counts = [(group, group["updates"]) for group in groups]
+        """Parameter groups that count updates, with their count."""
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return the moments that there are now, by name."""
@@ -771,3 +782,5 @@ class Moments:
                 held.keep(self._start[name].clone())
             else:
                 held.value().copy_(self._start[name])
+        for group, updates in self._counts:
+            group["updates"] = updates

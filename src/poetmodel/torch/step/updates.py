@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -25,7 +26,13 @@ from poetmodel.torch.capturing.joint_graph import (
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.int8.front import stood_for
-from poetmodel.torch.int8.training import ROUNDINGS, TrainedLayer, subtract_gradient, trained_layers
+from poetmodel.torch.int8.training import (
+    ROUNDINGS,
+    QuantizedSGD,
+    TrainedLayer,
+    subtract_gradient,
+    trained_layers,
+)
 from poetmodel.torch.step.optimizers import (
     FirstValue,
     LearningRate,
@@ -39,9 +46,11 @@ from poetmodel.torch.step.optimizers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
+
+    from poetmodel.torch.int8.gradients import RoundingDraws
 
 CLIPPED: Final = 1e-6
 """Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
@@ -65,6 +74,10 @@ class CustomOperation:
 
     def __repr__(self) -> str:
         return self.__name__
+
+    def form(self) -> dict[str, Any]:
+        """Return the attributes on which its results depend, by name."""
+        return vars(self)
 
 
 class GradientNorm(CustomOperation):
@@ -183,23 +196,44 @@ class AccumulatingUpdate(ParameterUpdate):
 
 
 class QuantizedUpdate(Update):
-    """The step of gradient descent of the int8 weights of a layer, which have 16 bits.
+    """The step of gradient descent of the int8 weights of a layer.
+
+    Its state is the weight, the residual if weights have 16 bits, and the sum of gradients if
+    several batches are summed.
 
     Parameters
     ----------
     rule : Sgd
         Without momentum.
+    site : int
+        Number of the layer, of stochastic rounding: see `RoundingDraws`.
+    draws : callable, optional
+        Returns the random numbers of the next update, for weights without residuals.
     batches : int, optional
         Batches whose gradients are summed before each step.
     """
 
-    def __init__(self, rule: Sgd, batches: int = 1) -> None:
+    def __init__(
+        self,
+        rule: Sgd,
+        *,
+        site: int,
+        draws: Callable[[int], RoundingDraws] | None = None,
+        batches: int = 1,
+    ) -> None:
         super().__init__("quantized_sgd")
         self.settings = rule
+        self.site = site
+        self.is_stochastic = draws is not None
         self.batches = batches
+        self._draws = draws
+
+    def form(self) -> dict[str, Any]:
+        """Return the attributes on which its results depend but the count of updates, by name."""
+        return {name: value for name, value in vars(self).items() if name != "_draws"}
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Update weight and residual, and the sum of gradients if several batches are summed.
+        """Update the weights, and the sum of gradients if several batches are summed.
 
         `others` are the gradients of the real weights, the scales of the results, the learning
         rate, the number of batches so far if they are summed, and the factor of the gradients if
@@ -207,23 +241,25 @@ class QuantizedUpdate(Update):
         """
         del options
         gradients, scale, rate, *more = others
-        weight, residual, *totals = state
-        gradient = summed(gradients, torch.empty_like(weight, dtype=torch.float32))
-        if totals:
-            (total,), (count, *factors) = totals, more
+        gradient = summed(gradients, torch.empty_like(state[0], dtype=torch.float32))
+        if self.batches > 1:
+            *state, total = state
+            count, *more = more
             total.add_(gradient)
             if count.item() != self.batches - 1:
                 return
             gradient = total.clone()
             total.zero_()
-        else:
-            factors = more
-        for factor in factors:
+        for factor in more:
             gradient = gradient * factor
-        if self.settings.maximize:
-            gradient = -gradient
         subtract_gradient(
-            weight, residual, gradient, scale, rate.item(), weight_decay=self.settings.weight_decay
+            state,
+            gradient,
+            scale,
+            rate.item(),
+            weight_decay=self.settings.weight_decay,
+            maximize=self.settings.maximize,
+            draws=None if self._draws is None else self._draws(self.site),
         )
 
 
@@ -347,12 +383,18 @@ def _quantized_faults(joint: Joint, own: Any) -> Iterator[str]:
                 got = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
                 yield f"optimizer: int8 weights are trained by SGD without momentum, got {got}"
                 return
-            if layer.rounding != ROUNDINGS[0]:
+            if layer.rounding != ROUNDINGS[0] and not _counts(own, layer):
                 yield (
-                    f"optimizer: int8 weights with {layer.rounding} rounding train in eager "
-                    f"PyTorch alone; make the network with rounding={ROUNDINGS[0]!r}"
+                    f"optimizer: int8 weights with {layer.rounding} rounding need one that counts "
+                    "updates: pmt.QuantizedSGD of the model that has them"
                 )
                 return
+
+
+def _counts(optimizer: Any, layer: TrainedLayer) -> bool:
+    """Whether an optimizer has the number of the next update of an int8 layer."""
+    owner = owner_of(optimizer, layer.weight_gradient)
+    return isinstance(owner, QuantizedSGD) and id(layer.weight_gradient) in owner.sites()
 
 
 def _shared_memory(joint: Joint) -> Iterator[str]:
@@ -388,6 +430,7 @@ class _Extension:
         """The sum of the gradients of a parameter so far, by its identity."""
         self.quantized = trained_layers(joint.module)
         """Int8 layers by the identity of the parameter that stands for their weights."""
+        self.buffers = {id(joint.value(a)): a for a in joint.of(InputKind.BUFFER)}
 
     def extended(self, clip_grad_norm: float | None) -> Joint:
         """Put the operations in front of the graph's output."""
@@ -452,9 +495,14 @@ class _Extension:
         """Add the sums of gradients so far; return how many batches they are of."""
         for key, trained in self.parameters.items():
             zero = torch.zeros_like(trained.parameter, requires_grad=False)
-            name = f"{trained.arguments[0].name}.{GRADIENT}"
+            name = f"{self._shown(trained).name}.{GRADIENT}"
             self.totals[key] = (self._argument(name, FirstValue(zero)),)
         return self._argument(BATCHES, FirstValue(torch.tensor(0)))
+
+    def _shown(self, trained: _Trained) -> InputSpec:
+        """Return the argument whose name nodes and state of an update have: the weight itself."""
+        layer = self.quantized.get(id(trained.parameter))
+        return trained.arguments[0] if layer is None else self.buffers[id(layer.weight)]
 
     def _update(
         self,
@@ -488,13 +536,27 @@ class _Extension:
         self, layer: TrainedLayer, trained: _Trained, rule: Any, others: tuple[fx.Node, ...]
     ) -> None:
         """Add the update of the int8 weights that a parameter stands for."""
-        nodes = {id(self.joint.value(a)): a.node for a in self.joint.of(InputKind.BUFFER)}
-        weight, residual, scale = (
-            nodes[id(buffer)] for buffer in (layer.weight, layer.residual, layer.weight_scale)
+        *weights, scale = (
+            self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
-        state = [weight, residual, *self.totals.get(id(trained.parameter), ())]
-        update = QuantizedUpdate(rule, self.batches)
-        path = trained.arguments[0].target
+        owner = owner_of(self.optimizer, trained.parameter)
+        draws = None
+        if layer.rounding != ROUNDINGS[0]:
+            group = next(
+                k
+                for k, each in enumerate(owner.param_groups)
+                if any(p is trained.parameter for p in each["params"])
+            )
+            draws = partial(owner.draws, group)
+        sites = owner.sites() if isinstance(owner, QuantizedSGD) else {}
+        update = QuantizedUpdate(
+            rule,
+            site=sites.get(id(trained.parameter), 0),
+            draws=draws,
+            batches=self.batches,
+        )
+        state = [*weights, *self.totals.get(id(trained.parameter), ())]
+        path = self._shown(trained).target
         self._operation(path, update, state, trained.gradients, scale, *others)
 
     def _update_buffers(self) -> None:

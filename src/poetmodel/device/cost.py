@@ -1,0 +1,28 @@
+"""Time and energy of one computation and of one transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time and energy of one computation or one transfer."""
+
+    time_s: float
+    """How long it takes [s]."""
+    energy_j: float
+    """Energy from the battery [J]."""
+
+
+FREE = Cost(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PageCost:
+    """Costs of moving one tensor."""
+
+    page_in: Cost
+    """Storage to RAM."""
+    page_out: Cost
+    """RAM to storage."""

@@ -1,0 +1,173 @@
+"""Files of measured costs, ``*.csv``.
+
+A profile holds measured costs, one row per node or tensor. The columns are ``name``, the two of one
+computation (``compute_time_s``, ``compute_energy_j``) and the four of paging (``page_in_time_s`` to
+``page_out_energy_j``), in any order. A row gives the compute cells, the page cells, or both; the
+other cells are empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from poetmodel.device.cost import Cost, PageCost
+from poetmodel.errors import CostError, raised_as, shown
+from poetmodel.files import read_text, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+COMPUTE_COLUMNS: Final = ("compute_time_s", "compute_energy_j")
+PAGE_COLUMNS: Final = (
+    "page_in_time_s",
+    "page_in_energy_j",
+    "page_out_time_s",
+    "page_out_energy_j",
+)
+COLUMNS: Final = ("name", *COMPUTE_COLUMNS, *PAGE_COLUMNS)
+
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NEEDS_QUOTES: Final = re.compile(r'[",\r\n]')
+
+
+class ProfileContent(NamedTuple):
+    """The costs in a profile, by name."""
+
+    compute: dict[str, Cost]
+    """One computation of each node."""
+    pages: dict[str, PageCost]
+    """Transfers of each tensor."""
+
+
+def read_profile(path: str | Path) -> ProfileContent:
+    """Read a profile.
+
+    Raises
+    ------
+    CostError
+        If the file cannot be read; with every fault found in it, each with its line.
+    """
+    with raised_as(CostError):
+        text = read_text(path)
+    reader = _ProfileReader(text)
+    if reader.faults:
+        raise CostError(f"{path}: {fault}" for fault in reader.faults)
+    return ProfileContent(reader.compute, reader.pages)
+
+
+def write_profile(
+    path: str | Path, compute: Mapping[str, Cost], pages: Mapping[str, PageCost]
+) -> None:
+    """Write a profile; `read_profile` returns the same costs."""
+    lines = [",".join(COLUMNS)]
+    for name in dict.fromkeys((*compute, *pages)):
+        cost, page = compute.get(name), pages.get(name)
+        cells = [_quoted(name)]
+        cells += _cells(cost) if cost else [""] * len(COMPUTE_COLUMNS)
+        cells += _cells(page.page_in, page.page_out) if page else [""] * len(PAGE_COLUMNS)
+        lines.append(",".join(cells))
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _cells(*costs: Cost) -> list[str]:
+    return [repr(float(value)) for cost in costs for value in (cost.time_s, cost.energy_j)]
+
+
+def _quoted(name: str) -> str:
+    if not _NEEDS_QUOTES.search(name):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+class _ProfileReader:
+    """Parses a profile: `compute` and `pages` by name, and every fault with its line."""
+
+    def __init__(self, text: str) -> None:
+        self.compute: dict[str, Cost] = {}
+        self.pages: dict[str, PageCost] = {}
+        self.faults: list[str] = []
+        self._line_of: dict[str, int] = {}
+        rows = self._rows(text)
+        header = next(rows, None)
+        if header is None:
+            if not self.faults:
+                self.faults.append(f"expected the columns {', '.join(COLUMNS)}, got an empty file")
+            return
+        columns = [cell.strip() for cell in header[1]]
+        self.faults += _header_faults(columns, header[0])
+        if self.faults:
+            return
+        for line, cells in rows:
+            self._row(line, cells, columns)
+        if not self._line_of and not self.faults:
+            self.faults.append("expected a row for every node, got no rows")
+
+    def _rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield each row that is not blank with the line it begins on."""
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        line = 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield line, cells
+                line = reader.line_num + 1
+        except csv.Error as error:
+            self.faults.append(f"line {line}: not valid CSV ({error})")
+
+    def _row(self, line: int, cells: list[str], columns: list[str]) -> None:
+        if len(cells) != len(columns):
+            self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
+            return
+        row = dict(zip(columns, cells, strict=True))
+        name = row["name"]
+        where = f"line {line} ({shown(name)})"
+        if not name:
+            self.faults.append(f"line {line}: name: expected a non-empty string, got an empty cell")
+        elif name in self._line_of:
+            self.faults.append(
+                f"{where}: the name already has a row, in line {self._line_of[name]}"
+            )
+        else:
+            self._line_of[name] = line
+        computing = self._values(row, COMPUTE_COLUMNS, where)
+        paging = self._values(row, PAGE_COLUMNS, where)
+        if name and not any(row[column].strip() for column in columns if column != "name"):
+            self.faults.append(
+                f"{where}: expected {COMPUTE_COLUMNS[0]} and {COMPUTE_COLUMNS[1]}, or the four "
+                "page columns, or all; got only a name"
+            )
+        if computing:
+            self.compute[name] = Cost(*computing)
+        if paging:
+            self.pages[name] = PageCost(Cost(*paging[:2]), Cost(*paging[2:]))
+
+    def _values(self, row: dict[str, str], columns: tuple[str, ...], where: str) -> list[float]:
+        """Return the figures of cells that belong together; none where all of them are empty."""
+        given = [column for column in columns if row[column].strip()]
+        empty = [column for column in columns if column not in given]
+        if given and empty:
+            self.faults.append(f"{where}: {given[0]} is given, but not {', '.join(empty)}")
+        faults = [
+            f"{where}: {column}: expected a finite number >= 0, got {shown(cell)}"
+            for column in given
+            if _NUMBER.fullmatch(cell := row[column].strip()) is None
+            or not 0 <= float(cell) < math.inf
+        ]
+        self.faults += faults
+        return [] if faults or empty else [float(row[column]) for column in columns]
+
+
+def _header_faults(columns: list[str], line: int) -> Iterator[str]:
+    for column in dict.fromkeys(columns):
+        if column not in COLUMNS:
+            yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"
+        elif columns.count(column) > 1:
+            yield f"line {line}: the column {column} comes {columns.count(column)} times"
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        yield f"line {line}: missing {', '.join(missing)}; expected are {', '.join(COLUMNS)}"

@@ -1,0 +1,116 @@
+"""Reads of attributes: while a forward pass runs, ``__getattribute__`` of classes records."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.torch.capturing.python_values import ABSENT, PLAIN, origin_of_module
+from poetmodel.torch.errors import CodeOrigin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PATCHED_STANDARD: Final = ("argparse",)
+"""Modules of the standard library with objects that hold a user's values."""
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+"""Flags of a class: it was made by Python code; its attributes cannot be set."""
+
+
+class AttributeRecorder:
+    """Patches the classes of recorded objects, and takes the patches back.
+
+    Parameters
+    ----------
+    on_read : callable
+        Called with each object, the name of the attribute that is read, and its value; `ABSENT` if
+        there is none. Its caller's caller is the code that reads.
+    """
+
+    def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
+        self._on_read = on_read
+        self._classes: set[type] = {torch.nn.Module}
+        self._is_recorded: dict[type, bool] = {}
+        self._patched: list[tuple[type, Any]] = []
+        self._is_active = False
+        self.on_class: Callable[[type], object] = lambda _: None
+        """Called with each class of recorded objects, and each one above it."""
+
+    @contextmanager
+    def patches(self) -> Iterator[None]:
+        """Patch all registered classes, and those that are registered inside."""
+        self._is_active = True
+        for kind in list(self._classes):
+            self._patch(kind)
+        try:
+            yield
+        finally:
+            self._is_active = False
+            for kind, before in self._patched:
+                if before is None:
+                    del kind.__getattribute__
+                else:
+                    kind.__getattribute__ = before  # type: ignore[method-assign, unused-ignore]
+            self._patched.clear()
+
+    def register(self, kind: type) -> bool:
+        """Register a class; return whether attributes of its instances are recorded."""
+        known = self._is_recorded.get(kind)
+        if known is None:
+            anchor = _class_to_patch(kind)
+            for base in kind.__mro__:
+                self.on_class(base)
+            known = self._is_recorded[kind] = anchor is not None
+            if anchor is not None and anchor not in self._classes:
+                self._classes.add(anchor)
+                if self._is_active:
+                    self._patch(anchor)
+        return known
+
+    def _patch(self, kind: type) -> None:
+        """Record each attribute that is read of an instance of a class, or of one below it."""
+        original: Any = kind.__getattribute__
+
+        def recorded(value: Any, name: str) -> Any:
+            try:
+                found = original(value, name)
+            except AttributeError:
+                self._on_read(value, name, ABSENT)
+                raise
+            self._on_read(value, name, found)
+            return found
+
+        before = vars(kind).get("__getattribute__")
+        try:
+            kind.__getattribute__ = recorded  # type: ignore[assignment, method-assign, unused-ignore]
+        except (AttributeError, TypeError):  # a metaclass forbids it
+            return
+        self._patched.append((kind, before))
+
+
+def _class_to_patch(kind: type) -> type | None:
+    """Return the class to patch so that reads of all instances are recorded; None if none is.
+
+    It is the last one of a user or a package before those of others: an own ``__getattribute__``
+    of a class above it, which may translate names, calls it.
+    """
+    if issubclass(kind, torch.nn.Module):
+        module: type = torch.nn.Module
+        return module
+    if issubclass(kind, (torch.Tensor, type, ModuleType, BaseException, *PLAIN)):
+        return None
+    anchor = None
+    for base in kind.__mro__:
+        own = origin_of_module(base.__module__) in (
+            CodeOrigin.USER,
+            CodeOrigin.LIBRARY,
+            CodeOrigin.GENERATED,
+        )
+        own = own or base.__module__ in _PATCHED_STANDARD
+        flags = base.__flags__
+        if own and flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE:
+            anchor = base
+    return anchor
