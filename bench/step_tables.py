@@ -579,6 +579,49 @@ def int8_accuracy() -> str:
     return figures(lines, ("trained", "accuracy"), words=1)
 
 
+def int8_training() -> str:
+    """Return what networks learn in float and in int8: means and ranges, by data and batch."""
+    found = int8_training_runs()
+    ways = list(dict.fromkeys(found.way))
+    kinds = list(dict.fromkeys(zip(found.data, found.batch, strict=True)))
+    lines = []
+    for way in ways:
+        cells = []
+        for data, batch in kinds:
+            chosen = found[(found.way == way) & (found.data == data) & (found.batch == batch)]
+            seeds = 100 * chosen.accuracy
+            cells.append(f"{seeds.mean():.1f} ({seeds.min():.0f} to {seeds.max():.0f})")
+        lines.append((way, *cells))
+    before = [
+        f"{100 * found[(found.data == data) & (found.batch == batch)].before.mean():.1f}"
+        for data, batch in kinds
+    ]
+    heads = ("trained", *(f"{data}, batch {batch}" for data, batch in kinds))
+    return figures([*lines, ("nothing", *before)], heads, words=1)
+
+
+def int8_training_runs() -> pd.DataFrame:
+    """Return each network that learnt on in float or int8, with its rate and its accuracy."""
+    return pd.DataFrame(
+        [
+            {
+                "data": record["cell"]["data"],
+                "batch": record["cell"]["batch"],
+                "way": record["cell"]["way"],
+                "steps": record["cell"]["steps"],
+                "rate": record["rate"],
+                "seed": seed,
+                "before": before,
+                "accuracy": accuracy,
+            }
+            for record in records("int8-training")
+            for seed, (before, accuracy) in enumerate(
+                zip(record["before"], record["accuracy"], strict=True)
+            )
+        ]
+    )
+
+
 # -- models of other libraries ---------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from poetmodel.torch.int8.differentiation import differentiable
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
-    Draws,
+    RoundingDraws,
     split_16_bits,
     update_16_bits,
     update_stochastic,
@@ -99,7 +99,7 @@ def subtract_gradient(
     *,
     weight_decay: float = 0.0,
     maximize: bool = False,
-    draws: Draws | None = None,
+    draws: RoundingDraws | None = None,
 ) -> None:
     """Take a step of gradient descent with int8 weights, in place.
 
@@ -232,10 +232,10 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         """Return the numbers of its int8 layers, by the identity of `weight_gradient`."""
         return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
 
-    def draws(self, group: int, site: int) -> Draws:
+    def draws(self, group: int, site: int) -> RoundingDraws:
         """Return the random numbers of the next update of a layer in a parameter group."""
         settings = self.param_groups[group]
-        return Draws(update=settings["updates"], site=site, seed=settings["seed"])
+        return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
 
     def count_update(self) -> None:
         """Add one to the number of updates of each parameter group."""
@@ -244,7 +244,15 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with all parameters that have a gradient; return the closure's loss."""
+        """Take a step with all parameters that have a gradient; return the closure's loss.
+
+        Raises
+        ------
+        InputError
+            If a parameter group has a momentum.
+        """
+        if any(group["momentum"] for group in self.param_groups):
+            raise InputError("momentum: int8 weights are trained by SGD without momentum; set it 0")
         loss = None
         if closure is not None:
             with torch.enable_grad():
