@@ -206,7 +206,7 @@ def test_draws_are_those_of_the_generator_of_exported_code():
     assert mine.shape == weight.shape
     wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
     assert mine.flatten().tolist() == wanted.tolist()
-    part = Draws(update=3, site=2, seed=9).uniform(weight[3:], first=21)
+    part = RoundingDraws(update=3, site=2, seed=9).uniform(weight[3:], first=21)
     assert torch.equal(part, mine[3:])
 
 
