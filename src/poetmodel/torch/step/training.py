@@ -13,7 +13,13 @@ from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, TensorLayout
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
 from poetmodel.torch.step.in_place import pair_in_place, workspace_in_place_bytes
-from poetmodel.torch.step.updates import BufferUpdate, CustomOperation, ParameterUpdate, Update
+from poetmodel.torch.step.updates import (
+    BufferUpdate,
+    CustomOperation,
+    ParameterUpdate,
+    QuantizedUpdate,
+    Update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,6 +142,8 @@ class TrainingGraph(CapturedGraph):
     def update_workspace_bytes(self, operation: Operation) -> int:
         """Return the reads of an update beside its gradient: tensors and numbers [B]."""
         update: Any = operation.node.target
+        if isinstance(update, QuantizedUpdate):
+            return operation.profile.workspace_bytes
         numbers_bytes = min(operation.profile.workspace_bytes, _NUMBERS_BYTES)
         if not isinstance(update, ParameterUpdate):
             return numbers_bytes
