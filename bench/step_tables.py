@@ -572,6 +572,26 @@ def int8_agreement() -> str:
     return figures(lines, heads, words=1)
 
 
+def int8_replay() -> str:
+    """Return what a step takes on a batch and on a stored sample, behind fronts in int8."""
+    lines = []
+    for record in front_runs("replay"):
+        cell = record["cell"]
+        both = (record["instructions"], record["stored_instructions"])
+        lines.append(
+            (
+                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                f"{whole(record['image_bytes'])} B",
+                f"{whole(record['output_bytes'])} B",
+                *(f"{count / 1e6:.1f} M" for count in both),
+                format_bytes(record["ram_bytes"]),
+                format_bytes(record["stored_ram_bytes"]),
+            )
+        )
+    heads = ("network", "an image", "a sample", "step", "stored step", "RAM", "its RAM")
+    return figures(lines, heads, words=1)
+
+
 def int8_accuracy() -> str:
     """Return what ends learn behind fronts in float and in int8."""
     found = {way: mean for record in front_runs("accuracy") for way, mean in record["mean"].items()}

@@ -139,6 +139,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "int8-steps": steps.int8_steps,
     "int8-agreement": steps.int8_agreement,
     "int8-accuracy": steps.int8_accuracy,
+    "int8-replay": steps.int8_replay,
     "int8-training": steps.int8_training,
     "cmsis-nn": steps.cmsis_nn,
     "figure2": partial(_figure, "figure2", words=3),
