@@ -579,6 +579,52 @@ def int8_accuracy() -> str:
     return figures(lines, ("trained", "accuracy"), words=1)
 
 
+def int8_training() -> str:
+    """Return what networks learn in float and in int8: means and ranges, by data and steps."""
+    kinds = ["data", "steps", "batch"]
+    found = int8_training_runs().sort_values(kinds, kind="stable")
+    columns = dict(iter(found.groupby(kinds, sort=False)))
+    lines = [
+        (way, *(_seeds(runs[runs.way == way].accuracy) for runs in columns.values()))
+        for way in dict.fromkeys(found.way)
+    ]
+    lines.append(
+        ("nothing", *(_seeds(runs.drop_duplicates("seed").before) for runs in columns.values()))
+    )
+    heads = ("trained", *(f"{data}, {steps} x {batch}" for data, steps, batch in columns))
+    return figures(lines, heads, words=1)
+
+
+def _seeds(accuracy: pd.Series) -> str:
+    """Return mean, least and largest accuracy of networks [%]; a dash if there is none."""
+    if accuracy.empty:
+        return "-"
+    shown = 100 * accuracy
+    return f"{shown.mean():.1f} ({shown.min():.0f} to {shown.max():.0f})"
+
+
+def int8_training_runs() -> pd.DataFrame:
+    """Return each network that learnt on in float or int8, with its rate and its accuracy."""
+    return pd.DataFrame(
+        [
+            {
+                "data": record["cell"]["data"],
+                "batch": record["cell"]["batch"],
+                "way": record["cell"]["way"],
+                "steps": record["cell"]["steps"],
+                "rate": record["rate"],
+                "seed": seed,
+                "before": before,
+                "accuracy": accuracy,
+            }
+            for record in records("int8-training")
+            for seed, (before, accuracy) in enumerate(
+                zip(record["before"], record["accuracy"], strict=True)
+            )
+        ]
+    )
+
+
 # -- models of other libraries ---------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ STUDIES: Final = {
     "aifes": "mcu.aifes:STUDY",
     "fronts": "mcu.fronts:STUDY",
     "cmsis-nn": "mcu.cmsis_nn:STUDY",
+    "int8-training": "pytorch.int8_training:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",
     "library": "pytorch.compare:LIBRARY",

@@ -139,6 +139,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "int8-steps": steps.int8_steps,
     "int8-agreement": steps.int8_agreement,
     "int8-accuracy": steps.int8_accuracy,
+    "int8-training": steps.int8_training,
     "cmsis-nn": steps.cmsis_nn,
     "figure2": partial(_figure, "figure2", words=3),
     "table3": partial(_figure, "table3", words=2),
@@ -162,6 +163,7 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
     "library": partial(steps.training_runs, "library"),
     "boards": steps.board_runs,
     "kernels": steps.kernels,
+    "int8-training": steps.int8_training_runs,
     "models": lambda: steps.models()[_MODELS],
     **{
         name: partial(_figure_cells, name)

@@ -16,7 +16,7 @@ from kit.quantized_networks import converted, float_front, images, write_onnx
 from kit.random_masks import uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.int8.gradients import Draws, update_16_bits, update_stochastic
+from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
 from poetmodel.torch.lowering.operands import _LOWERED as LOWERED
@@ -202,10 +202,12 @@ def test_stochastic_rounding_keeps_the_mean():
 def test_draws_are_those_of_the_generator_of_exported_code():
     """Philox, as NumPy computes it, with another third word than dropout has."""
     weight = torch.zeros((5, 7), dtype=torch.int8)
-    mine = Draws(update=3, site=2, seed=9).uniform(weight)
+    mine = RoundingDraws(update=3, site=2, seed=9).uniform(weight)
     assert mine.shape == weight.shape
     wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
     assert mine.flatten().tolist() == wanted.tolist()
+    part = RoundingDraws(update=3, site=2, seed=9).uniform(weight[3:], first=21)
+    assert torch.equal(part, mine[3:])
 
 
 # -- networks --------------------------------------------------------------------------------------
@@ -346,6 +348,18 @@ def test_compiled_steps_have_the_bits_of_eager(step, batches, rounding, options)
         optimizer.step()
         assert float(compiled(x, y)) == loss
     assert_same(model, twin)
+
+
+@pytest.mark.parametrize("rounding", ["16 bits", "stochastic"])
+def test_compiled_step_keeps_its_budget(batches, rounding):
+    """Updates of more weights than are updated at a time; certified in bits and in bytes."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(432, 40), nn.ReLU(), nn.Linear(40, 4))
+    own = pmt.quantized(model, batches, train="all", rounding=rounding)
+    optimizer = pmt.QuantizedSGD(own, lr=0.5, weight_decay=1e-3)
+    given = (functional.cross_entropy, (batches[0], torch.tensor([0, 1, 2, 3])))
+    certificate = pmt.compile(own, *given, ram="100%", optimizer=optimizer).verify(*given[1])
+    assert certificate.equal
+    assert certificate.within_budget
 
 
 def test_gradients_of_micro_batches_accumulate(step, batches):
@@ -491,12 +505,18 @@ def test_refusals_are_sentences(step, batches, told):
     """Layers, roundings and factors that there are none of; optimizers without an update."""
     model, x, y = step
     given = (functional.cross_entropy, (x, y))
+    first = nn.Conv2d(3, 4, 3)
+    with_momentum = pmt.QuantizedSGD(model, lr=1.0)
+    with_momentum.param_groups[0]["momentum"] = 0.9
     calls = {
         "name": lambda: pmt.quantized(network(), batches, train="conv*"),
         "last": lambda: pmt.quantized(network(), batches, train="last-9"),
         "rounding": lambda: pmt.quantized(network(), batches, train="all", rounding="nearest"),
         "headroom": lambda: pmt.quantized(network(), batches, train="all", headroom=0.5),
         "rate": lambda: pmt.QuantizedSGD(model, lr=-1.0),
+        "seed": lambda: pmt.QuantizedSGD(model, lr=1.0, seed=-1),
+        "group": with_momentum.step,
+        "layer": lambda: pmt.quantized(nn.Sequential(first, nn.GELU()), batches, train="all"),
     }
     for name, call in calls.items():
         with told.raises(InputError, name):
@@ -509,6 +529,10 @@ def test_refusals_are_sentences(step, batches, told):
     for name, optimizer in optimizers.items():
         with told.raises(CaptureError, name):
             pmt.compile(model, *given, ram="100%", optimizer=optimizer)
+    stochastic = pmt.quantized(network(), batches, train="last-1", rounding="stochastic")
+    with told.raises(CaptureError, "count"):
+        plain = torch.optim.SGD(stochastic.parameters(), lr=1.0)
+        pmt.compile(stochastic, *given, ram="100%", optimizer=plain)
     with told.raises(CaptureError, "input"):
         model(x.clone().requires_grad_())
 

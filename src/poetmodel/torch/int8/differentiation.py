@@ -18,15 +18,14 @@ from poetmodel.torch.int8.operators import operator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.torch.int8.front import QuantizedLayer
-
 
 def differentiable(
-    layer: QuantizedLayer, given: Sequence[Tensor], reals: Sequence[Tensor | None]
+    layer: Any, given: Sequence[Tensor], reals: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
     """Return the result of a layer, and the stand-in of its real value.
 
-    `reals` are the stand-ins of what it takes; None where nothing before it trains.
+    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`, which calls this. `reals` are the
+    stand-ins of what it takes; None where nothing before it trains.
     """
     if layer.flattens:
         given = [x.flatten(1) for x in given]
@@ -113,7 +112,7 @@ class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(
-        ctx: Any, layer: QuantizedLayer, first: Tensor, second: Tensor | None, *given: Tensor
+        ctx: Any, layer: Any, first: Tensor, second: Tensor | None, *given: Tensor
     ) -> tuple[Tensor, Tensor]:
         del first, second
         y = operator(layer.operator)(*given, *layer.numbers)

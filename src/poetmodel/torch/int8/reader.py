@@ -131,12 +131,23 @@ class Reader:
             return self._quantizing(node)
         read = self.patterns.get(node.target)
         if read is None:
-            self.refuse(
-                node,
-                "it has no kernel in int8; end the front before it, or replace it (known are "
-                "convolutions, linear layers, sums, pools, means, ReLU and ReLU6)",
-            )
+            self.refuse(node, self._unknown(node))
         return read(self, node)
+
+    def _unknown(self, node: fx.Node) -> str:
+        """Return why a node has no kernel in int8, and what to do."""
+        if "batch_norm" in operator_name(node):
+            return (
+                "it is not right behind a convolution, of which it could become a part; move it "
+                "there, or leave it out"
+            )
+        has, part = ("no kernel", "front")
+        if self.training.nodes:
+            has, part = ("neither a forward nor a backward kernel", "network")
+        return (
+            f"it has {has} in int8; end the {part} before it, or replace it (known are "
+            "convolutions, linear layers, sums, pools, means, ReLU and ReLU6)"
+        )
 
     def _quantizing(self, node: fx.Node) -> Any:
         name = operator_name(node)

@@ -20,7 +20,7 @@ from poetmodel.torch.int8.differentiation import differentiable
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
-    Draws,
+    RoundingDraws,
     split_16_bits,
     update_16_bits,
     update_stochastic,
@@ -33,6 +33,10 @@ ROUNDINGS: Final = ("16 bits", "stochastic")
 """Ways to keep changes of a weight that are below a step of a byte."""
 _SEEDS: Final = 2**32
 """Number of seeds of stochastic rounding."""
+_DEPTHWISE: Final = 3
+"""Dimensions of the weight of a depthwise convolution: rows, columns, channels."""
+_PART: Final = 8192
+"""Weights that are updated at a time, if rows of them are not larger."""
 
 
 class TrainedLayer(QuantizedLayer):
@@ -99,25 +103,30 @@ def subtract_gradient(
     *,
     weight_decay: float = 0.0,
     maximize: bool = False,
-    draws: Draws | None = None,
+    draws: RoundingDraws | None = None,
 ) -> None:
     """Take a step of gradient descent with int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in steps of a byte; see
     `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
     """
-    if maximize:
-        gradient = -gradient
-    if weight_decay:
-        gradient = gradient + real_weight(state, weight_scale) * weight_decay
-    weight, *residuals = state
-    change = gradient * lr / by_result(weight_scale, weight)
-    if residuals:
-        update_16_bits(weight, residuals[0], change)
-    elif draws is None:
+    if len(state) == 1 and draws is None:
         raise InputError("draws: expected those of an update, which stochastic rounding needs")
-    else:
-        update_stochastic(weight, draws.uniform(weight), change)
+    weight = state[0]
+    rows = max(1, _PART * len(weight) // max(1, weight.numel()))
+    for first in range(0, len(weight), rows):  # so that what it needs beside them is small
+        part = slice(first, first + rows)
+        scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[part]
+        weights = [tensor[part] for tensor in state]
+        change = -gradient[part] if maximize else gradient[part]
+        if weight_decay:
+            change = change + real_weight(weights, scale) * weight_decay
+        change = change * lr / by_result(scale, weight)
+        if len(weights) > 1:
+            update_16_bits(weights[0], weights[1], change)
+        elif draws is not None:
+            elements = first * weight[0].numel()
+            update_stochastic(weights[0], draws.uniform(weights[0], first=elements), change)
 
 
 def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:
@@ -137,8 +146,7 @@ def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
 
 def by_result(values: Tensor, weight: Tensor) -> Tensor:
     """Return a number for each result in a shape that broadcasts with a weight."""
-    depthwise = weight.ndim == 3  # noqa: PLR2004 - rows, columns, channels
-    return values if depthwise else values.view(-1, *[1] * (weight.ndim - 1))
+    return values if weight.ndim == _DEPTHWISE else values.view(-1, *[1] * (weight.ndim - 1))
 
 
 # -- networks --------------------------------------------------------------------------------------
@@ -232,10 +240,10 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         """Return the numbers of its int8 layers, by the identity of `weight_gradient`."""
         return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
 
-    def draws(self, group: int, site: int) -> Draws:
+    def draws(self, group: int, site: int) -> RoundingDraws:
         """Return the random numbers of the next update of a layer in a parameter group."""
         settings = self.param_groups[group]
-        return Draws(update=settings["updates"], site=site, seed=settings["seed"])
+        return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
 
     def count_update(self) -> None:
         """Add one to the number of updates of each parameter group."""
@@ -244,7 +252,15 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with all parameters that have a gradient; return the closure's loss."""
+        """Take a step with all parameters that have a gradient; return the closure's loss.
+
+        Raises
+        ------
+        InputError
+            If a parameter group has a momentum.
+        """
+        if any(group["momentum"] for group in self.param_groups):
+            raise InputError("momentum: int8 weights are trained by SGD without momentum; set it 0")
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -10,6 +10,7 @@ import torch
 from poetmodel.errors import InputError, listed
 from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
 from poetmodel.torch.int8.reading import with_fronts
+from poetmodel.torch.int8.training import TrainedLayer
 from poetmodel.torch.state.recovery import check_kind
 from poetmodel.torch.step.optimizers import OptimizerSlot, rules_of
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
@@ -149,6 +150,11 @@ def _sums(
     """Yield the sums of gradients of a folder, each with its parameter; how many are in them."""
     if any(tensor.name == BATCHES for tensor in tensors):
         own = dict(model.named_parameters(remove_duplicate=False))
+        own |= {  # int8 weights are buffers; another parameter stands for them
+            f"{path}.weight" if path else "weight": layer.weight_gradient
+            for path, layer in model.named_modules()
+            if isinstance(layer, TrainedLayer)
+        }
         for tensor in tensors:
             of, _, key = tensor.name.rpartition(".")
             if key == GRADIENT and of in own:
