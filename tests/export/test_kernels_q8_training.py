@@ -12,7 +12,7 @@ import torch
 from kit.kernel_calls import Memory, lowered
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
 from poetmodel.lowered.fusing import QUANTIZED_FUSED
-from poetmodel.torch.int8.gradients import Draws, update_16_bits
+from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import subtract_gradient
 
@@ -183,7 +183,7 @@ def test_updates_have_the_bits_of_eager(decay, sign, bits):
     """Rates, scales of each result, weight decay, draws, of whatever real numbers."""
     *both, gradient = (x.view(2, 40, 50) for x in numbers_of_updates())
     rate = float(np.float32(0.3))
-    draws = Draws(update=7, site=3, seed=2**32 - 5)
+    draws = RoundingDraws(update=7, site=3, seed=2**32 - 5)
     rounding = (draws.site, draws.seed - 2**32, draws.update, 4)
     for shape, sizes in (((80, 50), (80, 50)), ((4, 20, 50), (50, 1))):
         state = [x.reshape(shape).clone() for x in both[: bits // 8]]

@@ -263,7 +263,7 @@ class QuantizedUpdate(Update):
             draws=self.next_draws(),
         )
 
-    def next_draws(self) -> Draws | None:
+    def next_draws(self) -> RoundingDraws | None:
         """Return the random numbers of the next update; None for weights with residuals."""
         return None if self._draws is None else self._draws(self.site)
 
