@@ -13,7 +13,14 @@ import pytest
 from kit import jobs
 from kit.patience import PATIENCE_S, gone, until
 from poetmodel import clock as home
-from poetmodel.clock import ALLOCATIONS, check_time_limit, rare_collections, time_limit, watched
+from poetmodel.clock import (
+    ALLOCATIONS,
+    check_time_limit,
+    processor_clock,
+    rare_collections,
+    time_limit,
+    watched,
+)
 from poetmodel.errors import InputError, PoetModelError, TimeLimitError
 from poetmodel.process import ProcessEndedError, WorkerProcess
 
@@ -227,11 +234,15 @@ def test_many_at_once():
 class Clock:
     """A clock that is set by hand."""
 
-    now_s = 0.0
+    now_s = processor_s = 0.0
 
     def monotonic(self):
         """Return the time."""
         return self.now_s
+
+    def process_time(self):
+        """Return the processor time."""
+        return self.processor_s
 
 
 @pytest.fixture
@@ -267,6 +278,22 @@ def test_inner_limit_cannot_be_later_than_the_outer_one(clock):
             clock.now_s = 4.6
             with pytest.raises(TimeLimitError):
                 check_time_limit()
+        check_time_limit()
+
+
+def test_processor_time_counts_whatever_the_machine_does_beside(clock):
+    """Limits inside are of processor time; wall time ends them, too, and counts again after."""
+    with time_limit(50):
+        with processor_clock(100), time_limit(5):
+            clock.now_s, clock.processor_s = 49.0, 4.0
+            check_time_limit()
+            clock.processor_s = 5.1
+            with pytest.raises(TimeLimitError):
+                check_time_limit()
+            clock.now_s, clock.processor_s = 50.5, 4.0
+            with pytest.raises(TimeLimitError):
+                check_time_limit()
+        clock.now_s, clock.processor_s = 49.0, 1e9
         check_time_limit()
 
 

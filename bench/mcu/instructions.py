@@ -30,6 +30,8 @@ from poetmodel.device import Device
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.lowered.instructions import OTHER, TABLE, computing, counted
 from poetmodel.tiling.choice import in_tiles
+from poetmodel.torch import QuantizedSGD
+from poetmodel.torch import quantized as quantize
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
@@ -169,6 +171,42 @@ def steps() -> Iterator[LoweredStep]:
         if name in ("ds-cnn", "autoencoder", "resnet8-thin"):
             yield in_tiles(step, "4KiB")
     yield quantized().step()
+    yield from int8_training()
+
+
+def int8_training() -> Iterator[LoweredStep]:
+    """Yield steps whose int8 weights train, with updates and with gradients that are handed out."""
+    for batch, size, width in ((1, 17, 8), (2, 12, 13), (4, 7, 20)):
+        torch.manual_seed(0)
+        given = torch.randn(batch, 3, size, size)
+        model = quantize(every_layer(width).eval(), [given], train="all")
+        inputs = (given, torch.randint(0, 5, (batch,)))
+        for decay in (0.0, 0.1):
+            rule = QuantizedSGD(model, lr=0.1, weight_decay=decay)
+            yield lower(model, functional.cross_entropy, inputs, optimizer=rule)
+        yield lower(model, functional.cross_entropy, inputs)
+        rule = QuantizedSGD(model, lr=0.1)
+        yield lower(model, functional.cross_entropy, inputs, optimizer=rule, clip_grad_norm=1.0)
+
+
+def every_layer(width: int) -> nn.Module:
+    """Return layers that have a backward pass in int8, of many shapes."""
+    wide, narrow = 3 * width, width // 2
+
+    def conv(*sizes: int, groups: int = 1, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+        into, out, window = sizes
+        return nn.Conv2d(into, out, window, stride, window // 2, groups=groups), nn.ReLU6()
+
+    return nn.Sequential(
+        *conv(3, width, 3, stride=2), *conv(width, width, 3, groups=width),
+        *conv(width, 2 * width, 1), *conv(2 * width, narrow, 3), *conv(narrow, 5, 5),
+        *conv(5, wide, 1), nn.MaxPool2d(3, 2, 1), *conv(wide, wide, 3, groups=wide, stride=2),
+        *conv(wide, wide, 5, groups=wide), *conv(wide, 9, 3, groups=3), nn.AvgPool2d(3, 1, 1),
+        *conv(9, 2 * wide, 1), nn.MaxPool2d(2, 1, 1), *conv(2 * wide, 7, 1), nn.AvgPool2d(2, 1),
+        nn.MaxPool2d(3, 1, 1), *conv(7, width, 3),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 33), nn.ReLU()),
+        nn.Linear(33, 5),
+    )  # fmt: skip
 
 
 def quantized() -> Layers:

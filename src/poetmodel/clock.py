@@ -1,4 +1,4 @@
-"""Surroundings of a long computation: a limit on its wall time, rarer collections, and no Ctrl-C.
+"""Surroundings of a long computation: a limit on its time, rarer collections, and no Ctrl-C.
 
 Whoever starts a computation opens the limit, and every loop inside that may be long calls
 `check_time_limit`, which raises once the time is over: one clock for all that runs within it. The
@@ -29,13 +29,41 @@ T = TypeVar("T")
 CHUNK: Final = 65_536
 """Items between two looks at the clock."""
 _END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
-"""When the time is over, on the monotonic clock [s]."""
+"""When the time is over, on the clock of `now_s` [s]."""
+_WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=None)
+"""Where limits are of processor time: when the wall time is over, on the monotonic clock [s]."""
+
+
+@contextmanager
+def processor_clock(wall_s: float) -> Iterator[None]:
+    """Count processor time of this process in all time limits inside, until a wall time is over.
+
+    What a solve finds within them does not depend on what else the machine does, as long as that
+    leaves it time: after `wall_s` everything ends as by its own limit.
+    """
+    end_s = time.monotonic() + min(wall_s, time_left_s())
+    tokens = _WALL_END_S.set(end_s), _END_S.set(None)
+    try:
+        yield
+    finally:
+        _WALL_END_S.reset(tokens[0])
+        _END_S.reset(tokens[1])
+
+
+def wall_end_s() -> float | None:
+    """Return when the wall time is over [s]; None where limits are of wall time themselves."""
+    return _WALL_END_S.get()
+
+
+def now_s() -> float:
+    """Return the time on the clock that limits count here [s]."""
+    return time.monotonic() if _WALL_END_S.get() is None else time.process_time()
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Let what runs inside take so many seconds from now on, no longer than a limit around it."""
-    end_s, around_s = time.monotonic() + seconds, _END_S.get()
+    end_s, around_s = now_s() + seconds, _END_S.get()
     token = _END_S.set(end_s if around_s is None else min(end_s, around_s))
     try:
         yield
@@ -44,16 +72,20 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def check_time_limit() -> None:
-    """Raise `TimeLimitError` if the time is over. It takes a fraction of a microsecond."""
-    end_s = _END_S.get()
-    if end_s is not None and time.monotonic() > end_s:
+    """Raise `TimeLimitError` if the time is over.
+
+    It takes a fraction of a microsecond, and a whole one where processor time counts.
+    """
+    end_s, until_s = _END_S.get(), _WALL_END_S.get()
+    is_over = until_s is not None and time.monotonic() > until_s
+    if is_over or (end_s is not None and now_s() > end_s):
         raise TimeLimitError("the time limit has passed")
 
 
 def time_left_s() -> float:
     """Return the rest of the time, infinite without a limit [s]."""
     end_s = _END_S.get()
-    return math.inf if end_s is None else max(0.0, end_s - time.monotonic())
+    return math.inf if end_s is None else max(0.0, end_s - now_s())
 
 
 def watched(items: Sequence[T]) -> Iterator[T]:

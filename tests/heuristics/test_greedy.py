@@ -1,5 +1,6 @@
 """Greedy schedules: valid wherever they are found, and found wherever they are promised."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -609,6 +610,31 @@ def test_what_is_at_hand_fits_by_the_simulator(part, state):
                         kept += 1
                     assert all(recoveries.is_at_hand(i, t) for i in inputs if i not in missing)
     assert kept
+
+
+@pytest.mark.parametrize("state", KINDS)
+@parts(3)
+def test_prices_of_recoveries_are_within_their_range(part, state):
+    """No way back is cheaper than the least price; with a page-in none is dearer than the most."""
+    cheaper = 0
+    for number in part.of(range(60)):
+        rng = seeded(f"prices/{state}/{number}")
+        graph, costs = random_case(rng, state, (4, 12), max_bytes=50)
+        problem = Problem(graph, costs, ram=1)
+        partial = PartialSchedule(graph, working=problem.working_graph)
+        limit = int(partial.peaks().max() * rng.uniform(0.3, 1.0))
+        prices = PenalizedObjective(problem).prices(0.0)
+        recoveries = Recoveries(Repair(problem, partial, prices, limit))
+        for i, k in enumerate(graph.node_of):
+            for t in range(k + 1, len(graph.nodes)):
+                least, most = recoveries.price_range(i, t)
+                found = recoveries.cheapest(i, t, len(graph.nodes), math.inf)
+                if found is None:
+                    assert most == math.inf
+                else:
+                    assert least <= found.price <= most
+                    cheaper += found.price < most < math.inf
+    assert cheaper
 
 
 def test_state_that_comes_home_is_no_longer_paged_in():

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from poetmodel.device import Costs
+from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.segments import checkpoint_segments
 from poetmodel.problem import Problem
 from poetmodel.schedule import check_schedule
@@ -62,6 +64,19 @@ def test_least_ram_of_a_recurrence_is_near_that_of_the_best_segments():
     # 10 segments: 10 states kept, and 10 steps of one segment with their gates; repair goes lower.
     segment_bytes = 10 * (STATE_BYTES + GATES_BYTES)
     assert floor(graph).bytes <= peak_bytes <= 10 * STATE_BYTES + segment_bytes + 2 * GATES_BYTES
+
+
+def test_best_segments_are_kept_where_time_ends_in_their_repair(monkeypatch):
+    """A limit in the repair costs what repair would have gained."""
+
+    def run_out_of_time(_):
+        raise TimeLimitError("the time limit has passed")
+
+    monkeypatch.setattr(Repair, "fit", run_out_of_time)
+    problem = problem_of(recurrence(100), ram="100%", minimize="ram")
+    verdict = check_schedule(problem, checkpoint_segments(problem))
+    assert not verdict.violations
+    assert verdict.simulation.peak_ram_bytes < checkpoint_all_peak_bytes(problem.graph) / 3
 
 
 def test_nothing_is_cut_where_that_cannot_help():

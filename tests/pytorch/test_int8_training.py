@@ -16,10 +16,9 @@ from kit.quantized_networks import converted, float_front, images, write_onnx
 from kit.random_masks import uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.int8.gradients import Draws, update_16_bits, update_stochastic
+from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
-from poetmodel.torch.lowering.operands import _LOWERED as LOWERED
 from poetmodel.torch.step.optimizers import rules_of
 from poetmodel.torch.step.updates import QuantizedUpdate
 
@@ -202,11 +201,11 @@ def test_stochastic_rounding_keeps_the_mean():
 def test_draws_are_those_of_the_generator_of_exported_code():
     """Philox, as NumPy computes it, with another third word than dropout has."""
     weight = torch.zeros((5, 7), dtype=torch.int8)
-    mine = Draws(update=3, site=2, seed=9).uniform(weight)
+    mine = RoundingDraws(update=3, site=2, seed=9).uniform(weight)
     assert mine.shape == weight.shape
     wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
     assert mine.flatten().tolist() == wanted.tolist()
-    part = Draws(update=3, site=2, seed=9).uniform(weight[3:], first=21)
+    part = RoundingDraws(update=3, site=2, seed=9).uniform(weight[3:], first=21)
     assert torch.equal(part, mine[3:])
 
 
@@ -477,7 +476,6 @@ def test_commands_say_what_the_numbers_are(step, tmp_path):
     assert graph.exactness in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(QuantizedUpdate not in LOWERED, reason="C has no kernels of int8 weights yet")
 def test_choose_trains_int8_layers(batches):
     """A layer's weight and residual are one tensor, with scores of real gradients; proved."""
     model = pmt.quantized(network(), batches, train=["3", "6", "10"])

@@ -18,8 +18,8 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.fusing import FUSED
-from poetmodel.lowered.kernels import changed, parameters
+from poetmodel.lowered.fusing import FUSED, QUANTIZED, QUANTIZED_UPDATE
+from poetmodel.lowered.kernels import changed, parameter_names, parameters
 from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
@@ -466,6 +466,11 @@ class ProgramSource:
     def _of_a_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
         """Return a call that takes some elements, from `first` on."""
         words: list[str] = []
+        if call.kernel in (*QUANTIZED.values(), QUANTIZED_UPDATE):
+            names = parameter_names(call.kernel)
+            for name, argument in zip(names, call.arguments, strict=True):
+                words.append(self._of_a_part(call.kernel, name, argument, pieces))
+            return f"{call.kernel}({', '.join(words)});"
         for argument in call.arguments:
             if not isinstance(argument, Ref):
                 whole = argument == count and len(words) == len(call_refs(call))
@@ -478,6 +483,21 @@ class ProgramSource:
                 one = self.step.buffers[argument.buffer].elements == 1
                 words.append(self._pointer(argument) + ("" if one else " + first"))
         return f"{call.kernel}({', '.join(words)});"
+
+    def _of_a_part(
+        self, kernel: str, name: str, argument: Argument, pieces: Mapping[str, str]
+    ) -> str:
+        """Return an argument of a kernel that updates some int8 weights, from `first` on."""
+        if name in ("first", "count"):
+            return "first" if name == "first" else "n"
+        if not isinstance(argument, Ref):
+            return self._word(argument)
+        advances = name in ("w", "residual") or (name == "gradient" and kernel == QUANTIZED_UPDATE)
+        if not advances:
+            return self._word(argument)
+        if argument.buffer == WORKSPACE:
+            return f"(const pm_real *){self._pointer(argument)} + first"
+        return pieces.get(argument.buffer) or f"{self._pointer(argument)} + first"
 
     def _row_by_row(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped weight that makes its gradient: parts of each row."""

@@ -8,7 +8,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
@@ -394,7 +394,7 @@ def _check_migration(deployment: Deployment) -> None:
         )
 
 
-def check_export(folder: Path, **options: Any) -> Device:
+def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     """Return the device of `export_step` with these options; raise as it does for each of them.
 
     Call this before a capture: it needs no step.

@@ -42,8 +42,9 @@ INT8_WEIGHTS: Final = (
 _INT8: Final = "q8_"
 """How the operators of layers in int8 begin."""
 _OF_INT8_WEIGHTS: Final = frozenset(
-    {"q8_pointwise_weight_gradient", "q8_convolution_weight_gradient", "quantized_sgd"}
-)
+    ("quantized_sgd", "q8_pointwise_weight_gradient", "q8_depthwise_weight_gradient",
+     "q8_convolution_weight_gradient")
+)  # fmt: skip
 """Operators of layers whose int8 weights train."""
 
 

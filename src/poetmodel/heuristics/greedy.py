@@ -6,9 +6,9 @@ They start the search, and are what is returned when time runs out before a bett
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import now_s
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
@@ -49,7 +49,7 @@ def construct(problem: Problem, *, most_s: float = math.inf) -> Schedule | None:
     found whenever the budget is at least the floor: every tensor can go out and come back at each
     use, and state lies on storage.
     """
-    greedy = _Greedy(problem, time.monotonic() + most_s)
+    greedy = _Greedy(problem, now_s() + most_s)
     greedy.run()
     return None if greedy.best is None else greedy.best.schedule()
 
@@ -77,7 +77,7 @@ def refitted(problem: Problem, schedule: Schedule, *, most_s: float = math.inf) 
     objective = PenalizedObjective(problem)
     partial = objective.partial(restorations_of(problem.graph, schedule))
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
-    repair.until_s = time.monotonic() + most_s
+    repair.until_s = now_s() + most_s
     if not repair.fit():
         return None
     repair.satisfy()
@@ -135,7 +135,7 @@ class _Greedy:
         low, high = -LARGEST_PENALTY_LOG2, LARGEST_PENALTY_LOG2
         penalty = math.inf
         for _ in range(PENALTIES):
-            if time.monotonic() > self.until_s:
+            if now_s() > self.until_s:
                 break
             middle = (low + high) / 2
             if self._attempt(2.0**middle, limit_bytes):
@@ -149,7 +149,7 @@ class _Greedy:
         low = self.problem.floor.bytes
         for _ in range(PEAKS):
             high = int(self.score.value)
-            if high <= low or time.monotonic() > self.until_s:
+            if high <= low or now_s() > self.until_s:
                 break
             middle = (low + high) // 2
             if not self._attempt(penalty, middle):
@@ -160,12 +160,12 @@ class _Greedy:
         partial = self.objective.partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf
-        begun_s = time.monotonic()
+        begun_s = now_s()
         if not repair.fit():
             return False
         repair.until_s = self.until_s
         if self.best is None:
-            fitted_s = time.monotonic()
+            fitted_s = now_s()
             share_s = DROP_TIME_RATIO * (fitted_s - begun_s)
             repair.until_s = max(self.until_s, fitted_s + share_s)
         repair.satisfy()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import now_s
 from poetmodel.heuristics.partial_schedule import START
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
 from poetmodel.heuristics.repair import Obstacle, Repair, RepairStyle
@@ -84,9 +84,9 @@ def improved(
     It ends after `most_s`, or once many iterations have brought nothing [s].
     """
     search, idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
-    search.until_s = time.monotonic() + most_s
+    search.until_s = now_s() + most_s
     search.consider(restorations_of(problem.graph, schedule))
-    while search.best != WORST and idle < MOST_IDLE and time.monotonic() < search.until_s:
+    while search.best != WORST and idle < MOST_IDLE and now_s() < search.until_s:
         idle = 0 if search.iterate() else idle + 1
     return search.schedule()
 
@@ -120,7 +120,7 @@ class LargeNeighbourhoodSearch:
         self.best = WORST
         """Score of the best partial schedule so far."""
         self.until_s = math.inf
-        """When to give up, on the monotonic clock [s]."""
+        """When to give up, on the clock of `now_s` [s]."""
         both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
         self._trajectories = [
             _Trajectory(self.objective.partial(), style)

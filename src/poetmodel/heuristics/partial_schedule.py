@@ -661,10 +661,15 @@ class PartialSchedule:
 
     def excess(self, limit_bytes: int) -> tuple[int, int] | None:
         """Return a stage that is above a limit, with what it uses at least [B]; None without."""
-        fullest = int(self.row_bytes.argmax())
-        load = int(self.row_bytes[fullest])
-        if load <= limit_bytes:
-            peaks = self.peaks()
-            fullest = int(peaks.argmax())
-            load = int(peaks[fullest])
+        rows = self.row_bytes
+        fullest = int(rows.argmax())
+        if rows[fullest] > limit_bytes:
+            return fullest, int(rows[fullest])
+        for t in list(self._dirty):
+            load = self.peak(t)
+            if load > limit_bytes:
+                return t, load
+        peaks = self.peaks()
+        fullest = int(peaks.argmax())
+        load = int(peaks[fullest])
         return (fullest, load) if load > limit_bytes else None

@@ -88,12 +88,25 @@ class Recoveries:
             self._known[i, t] = known, most
         return known if known is not None and known.price < most else None
 
-    def _search(self, i: int, t: int, chain: int, most: float) -> Recovery | None:
-        k = self._node_of[i]
+    def price_range(self, i: int, t: int) -> tuple[float, float]:
+        """Return the least price of a way to have tensor `i` in stage `t` again, and the most.
+
+        The most is that of a page-in. Infinite if there is no way, or no page-in.
+        """
+        page_in, last = self._page_in(i)
+        most = math.inf if t > last else page_in
+        return min(most, self._compute_prices[self._node_of[i]]), most
+
+    def _page_in(self, i: int) -> tuple[float, int]:
+        """Return the price of a page-in of tensor `i`, and the last stage that may have it."""
         page_in = self._page_ins.get(i)
         if page_in is None:
             page_in = self._page_ins[i] = self.rules.page_in(i)
-        price, last = page_in
+        return page_in
+
+    def _search(self, i: int, t: int, chain: int, most: float) -> Recovery | None:
+        k = self._node_of[i]
+        price, last = self._page_in(i)
         if t > last:
             price = math.inf
         most = min(most, price)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.clock import check_time_limit
+from poetmodel.clock import check_time_limit, now_s
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.recoveries import LONGEST_CHAIN, Recoveries, Recovery
 from poetmodel.heuristics.restorations import (
@@ -34,6 +34,8 @@ FIT_NOISE: Final = 1.0
 """By how much a price may rise at random while room is made, relatively."""
 DROP_NOISE: Final = 0.5
 """The same while restorations are dropped."""
+CLEARLY: Final = 1 + 1e-9
+"""Factor by which a price is above one that it equals but for rounding."""
 PLACEMENTS: Final = 60
 """Most stages that are tried for what own constraints want."""
 
@@ -77,7 +79,7 @@ class Repair:
     rng: Random | None = None
     """Source of noise on the prices; none without."""
     until_s: float = math.inf
-    """When to give up, on the monotonic clock [s]."""
+    """When to give up, on the clock of `now_s` [s]."""
     style: RepairStyle = STYLE
     within_rows: bool = True
     """Whether to take nothing for which own constraints that only add have no room."""
@@ -107,7 +109,7 @@ class Repair:
             limit_bytes=self.limit_bytes,
             has_room_for=self.has_room_for,
         )
-        while time.monotonic() < self.until_s:
+        while now_s() < self.until_s:
             check_time_limit()
             excess = self.partial.peaks() - self.limit_bytes
             fullest = int(excess.argmax())
@@ -118,32 +120,60 @@ class Repair:
             plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
-            for plan in plans[: max(1, len(plans) // self.style.choices_per_relief)]:
+            for plan in plans:
                 self._add(plan)
                 if self.partial.peak(fullest) <= self.limit_bytes:
                     break
         return False
 
     def _relieving(self, stage: int, excess: np.ndarray) -> list[Recovery]:
-        """Return the changes that relieve a stage, best for their price first."""
+        """Return the changes that relieve a stage best for their price, the best first.
+
+        They are one in `choices_per_relief` of all, at least one. The recovery of a tensor is
+        searched only if its least price could make it one of them, and below the price up to which
+        it is.
+        """
         partial = self.partial
         recoveries = Recoveries(self, stage)
         chain = self.style.longest_chain if self._can_page else LONGEST_CHAIN
         relief = _Relief(excess, counts_bytes=bool(partial.graph.state_tensors))
-        ranked = []
+        ranked: list[tuple[float, int, int, float, Recovery | None]] = []
+        """Least ranks of tensors, with their next needs, gains by noise, and recoveries, None if
+        these are not known yet."""
+        highest: dict[int, float] = {}
+        """Ranks that tensors have at most: with a page-in, or with the recovery that is known."""
         for i, first, need in partial.across(stage):
             check_time_limit()
             freed: Sequence[tuple[int, int]] = ((first, need),)
+            known = None
             if i in partial.resident:
-                recovery, freed = self._storage_home(i, (first, need))
+                known, freed = self._storage_home(i, (first, need))
+                least = paged = math.inf if known is None else known.price
             else:
-                recovery = recoveries.cheapest(i, need, chain, math.inf)
-            if recovery is None:
+                least, paged = recoveries.price_range(i, need)
+            if least < math.inf:
+                gain = relief.of(freed, partial.sizes[i]) / self._noisy(1.0, FIT_NOISE)
+                ranked.append((_rank(gain, least), i, need, gain, known))
+                if paged < math.inf:
+                    highest[i] = _rank(gain, paged)
+        heapify(ranked)
+        plans: list[Recovery] = []
+        most = max(1, len(ranked) // self.style.choices_per_relief)
+        while ranked and len(plans) < most:
+            rank, i, need, gain, known = heappop(ranked)
+            if known is not None:
+                plans.append(known)
                 continue
-            price = self._noisy(recovery.price, FIT_NOISE)
-            gain = relief.of(freed, partial.sizes[i])
-            ranked.append((-gain / price if price > 0 else -math.inf, i, recovery))
-        return [recovery for _, _, recovery in sorted(ranked)]
+            check_time_limit()
+            worst = nsmallest(most, highest.values())[-1] if len(highest) >= most else 0.0
+            if rank > worst:
+                continue
+            below = gain / -worst * CLEARLY if -math.inf < worst < 0 else math.inf
+            known = recoveries.cheapest(i, need, chain, below)
+            if known is not None:
+                highest[i] = _rank(gain, known.price)
+                heappush(ranked, (highest[i], i, need, gain, known))
+        return plans
 
     def _storage_home(
         self, i: int, gap: tuple[int, int]
@@ -259,14 +289,14 @@ class Repair:
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.wanted is None:
             return
-        while time.monotonic() < self.until_s and rows.excess(partial.used, partial.exceeded) > 0:
+        while now_s() < self.until_s and rows.excess(partial.used, partial.exceeded) > 0:
             check_time_limit()
             if not self._lower_excess(rows):
                 return
         prices = {item: self._price(item, adding=True) for item in self._additions(rows)}
         rewarded = [item for item in prices if prices[item] < 0]
         for item in sorted(rewarded, key=prices.__getitem__):
-            while time.monotonic() < self.until_s:
+            while now_s() < self.until_s:
                 check_time_limit()
                 if rows.change(partial.used, self._uses(rows, item)) > 0 or not self._place(item):
                     break
@@ -283,11 +313,14 @@ class Repair:
         for item in self._additions(rows):
             gain = -rows.change(partial.used, self._uses(rows, item))
             if gain > 0:
-                moves.append((self._rank(gain, self._price(item, adding=True)), 1, item))
+                moves.append(
+                    (_rank(gain, self._noisy(self._price(item, adding=True), FIT_NOISE)), 1, item)
+                )
         for item in partial.restorations():
             gain = -rows.change(partial.used, self._uses(rows, item, adding=False))
             if gain > 0:
-                moves.append((self._rank(gain, -self._price(item)), 0, item))
+                price = self._noisy(-self._price(item), FIT_NOISE)
+                moves.append((_rank(gain, price), 0, item))
         for _, adds, item in sorted(moves):
             check_time_limit()
             if self._lowers_excess(item, self._place if adds else self._drop):
@@ -325,10 +358,6 @@ class Repair:
             return True
         self.partial.undo(mark)
         return False
-
-    def _rank(self, gain: float, price: float) -> float:
-        price = self._noisy(price, FIT_NOISE)
-        return -gain / price if price > 0 else -math.inf
 
     def _additions(self, rows: OwnRows) -> Iterator[Restoration]:
         """Yield what is wanted: recomputations and page-ins in any stage, stood for by stage -1."""
@@ -402,10 +431,10 @@ class Repair:
         small ones that cost as much each.
         """
         gained = True
-        while gained and time.monotonic() < self.until_s:
+        while gained and now_s() < self.until_s:
             gained = False
             for restoration in sorted(self.partial.restorations(), key=self.drop_order):
-                if time.monotonic() >= self.until_s:
+                if now_s() >= self.until_s:
                     break
                 check_time_limit()
                 if self._price(restoration) < 0:
@@ -480,6 +509,11 @@ class Repair:
 
     def _noisy(self, price: float, noise: float) -> float:
         return price * (1 + noise * self.rng.random()) if noise and self.rng is not None else price
+
+
+def _rank(gain: float, price: float) -> float:
+    """Return a number that is less where a change gains more for its price."""
+    return -gain / price if price > 0 else -math.inf
 
 
 class _Relief:

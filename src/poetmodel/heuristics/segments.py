@@ -14,12 +14,11 @@ Chen, Xu, Zhang, Guestrin, *Training Deep Nets with Sublinear Memory Cost*, 2016
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import check_time_limit
+from poetmodel.clock import check_time_limit, now_s, time_left_s, time_limit
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Phase, checkpoint_all_peak_bytes
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
@@ -37,10 +36,14 @@ MIN_NODES: Final = 200
 """Smallest graph that is cut into segments [nodes]; repair of smaller ones is quick and better."""
 REPAIR_TIME_RATIO: Final = 4.0
 """Time for repairs of segments, as a multiple of the time that making all segments took."""
+SEARCH_TIME_RATIO: Final = 0.7
+"""Share of the time that is left after which the best segments are taken."""
 MAX_PEAKS: Final = 8
 """Peaks tried by bisection where the least is wanted."""
 MAX_SEGMENTS: Final = 256
 """Highest number of segments that is tried."""
+FIRST_SEGMENTS_LOG2: Final = 4
+"""Binary logarithm of the number that is tried first."""
 _REACH: Final = 0.25
 """How far a cut may lie from equal sizes, in sizes of a segment."""
 
@@ -57,7 +60,8 @@ def checkpoint_segments(problem: Problem) -> Schedule | None:
         return None
     search = _SegmentSearch(problem, keep_all_bytes)
     try:
-        search.run()
+        with time_limit(SEARCH_TIME_RATIO * time_left_s()):  # the rest is for the schedule
+            search.run()
     except TimeLimitError:
         if search.best is None:
             raise
@@ -78,13 +82,13 @@ class _SegmentSearch:
         self.until_s = math.inf
 
     def run(self) -> None:
-        begun_s = time.monotonic()
+        begun_s = now_s()
         for restorations in _segmentations(self.problem):
             self._take(self.objective.partial(restorations))
         if not self.lowest:
             return
-        now_s = time.monotonic()
-        self.until_s = now_s + REPAIR_TIME_RATIO * (now_s - begun_s)
+        ended_s = now_s()
+        self.until_s = ended_s + REPAIR_TIME_RATIO * (ended_s - begun_s)
         if not self.problem.objective.is_sum:
             self._lower_peak()
         else:
@@ -116,7 +120,7 @@ class _SegmentSearch:
         """Bisect for the least peak."""
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
-            if low >= self.lowest_bytes or time.monotonic() > self.until_s:
+            if low >= self.lowest_bytes or now_s() > self.until_s:
                 break
             middle = (low + self.lowest_bytes) // 2
             if not self._repair(self.lowest, middle):
@@ -124,9 +128,10 @@ class _SegmentSearch:
 
 
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
-    """Yield the recomputations of 2, 4, 8, ... segments; none without a backward pass.
+    """Yield the recomputations of 16, 8, 32, 4, ... segments; none without a backward pass.
 
-    They keep the rules of execution; whether they keep the limits is not checked.
+    They keep the rules of execution; whether they keep the limits is not checked. The numbers that
+    are best most often come first, in case that time ends.
     """
     graph = problem.graph
     forward_count = next(
@@ -134,11 +139,11 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     )
     if not problem.recompute:
         return
-    count = 2
-    while count <= min(MAX_SEGMENTS, forward_count):
+    powers = range(1, min(MAX_SEGMENTS, forward_count).bit_length())
+    for power in sorted(powers, key=lambda power: abs(power - FIRST_SEGMENTS_LOG2)):
         check_time_limit()
-        yield _recomputations(problem, [0, *_cuts(problem, forward_count, count), forward_count])
-        count *= 2
+        cuts = _cuts(problem, forward_count, 2**power)
+        yield _recomputations(problem, [0, *cuts, forward_count])
 
 
 def _cuts(problem: Problem, forward_count: int, count: int) -> list[int]:

@@ -26,6 +26,12 @@ FUSED: Final = {
     "pm_depthwise_dw": "pm_depthwise_dw_sgd",
 }
 """Kernels that make gradients of weights, and those that update the weights too."""
+QUANTIZED: Final = {
+    f"pm_q8_{kind}_dw": f"pm_q8_{kind}_dw_sgd" for kind in ("pointwise", "conv2d", "depthwise")
+}
+"""The same of layers in int8, whose weights lie as their gradients do."""
+QUANTIZED_UPDATE: Final = "pm_q8_sgd"
+"""The kernel that updates int8 weights by a gradient in memory."""
 _PARTS: Final = {fused: kernel for kernel, fused in FUSED.items()}
 
 
@@ -36,6 +42,7 @@ def fused(step: LoweredStep) -> LoweredStep:
     only the update reads. The joined node is where the update was: what the gradient is made of
     stays to then. A convolution's is joined where the gradient takes as much as each tensor that it
     is made of: a stage less leaves less room for recomputing, which computes a node once a stage.
+    Gradients of int8 weights are four times as large as these: they are always joined.
     """
     makers = dict(_pairs(step))
     if not makers:
@@ -121,9 +128,14 @@ def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     for u, calls in enumerate(step.calls):
         match calls:
             case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
-                i = graph.tensor_index.get(gradient)
+                pass
+            case (Call(kernel, (Ref(weight, 0), _, Ref(gradient, 0), *_)),) if (
+                kernel == QUANTIZED_UPDATE
+            ):
+                count = step.buffers[weight].elements
             case _:
                 continue
+        i = graph.tensor_index.get(gradient)
         if i is None or graph.users_of[i] != (u,) or gradient in handed_out:
             continue
         k = graph.node_of[i]
@@ -139,6 +151,8 @@ def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: i
     if any(step.buffers[name].elements != count for name in (gradient, weight)):
         return False
     match step.calls[k]:
+        case (Call(kernel, (Ref(out, 0), *_)),) if kernel in QUANTIZED:
+            return out == gradient
         case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
             return out == gradient and row == n and m * n == count
         case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(made), _)),):
@@ -165,6 +179,10 @@ def _is_stale(step: LoweredStep, k: int, u: int) -> bool:
 def _joined(step: LoweredStep, k: int, u: int) -> Call:
     """Return the call that makes a gradient and updates the weight with it."""
     (made,), (update,) = step.calls[k], step.calls[u]
+    if made.kernel in QUANTIZED:
+        weight, residual, _, scale, _, _, *numbers = update.arguments
+        both = (*made.arguments[1:], scale, *numbers)
+        return Call(QUANTIZED[made.kernel], (weight, residual, *both))
     weight, _, _, *numbers = update.arguments
     _, *given = made.arguments
     match given:

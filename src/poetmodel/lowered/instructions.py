@@ -428,6 +428,100 @@ def _count_q8_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
     _count_limited(counts, given, batch * sizes.channels * sizes.out_plane)
 
 
+# -- the backward pass of quantized layers -------------------------------------------------------
+
+
+def _count_q8_start(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    counts.update(result=given["n"], element=given["n"] * given["terms"])
+
+
+def _count_q8_update(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    counts.update(row=given["count"] // given["inner"], element=given["count"])
+
+
+def _count_q8_input_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    """Count blocks of 4 channels, of 4 pixels or one, and channels that are left."""
+    (fours, pixels), (blocks, channels) = (
+        divmod(given["pixels"], _BLOCK),
+        divmod(given["in"], _BLOCK),
+    )
+    kinds = {"4x4": fours * blocks, "1x4": pixels * blocks, "1": given["pixels"] * channels}
+    for name, times in kinds.items():
+        counts.update({name: times, f"{name} result": times * given["results"]})
+
+
+def _q8_gradient_sizes(given: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
+    """Return the sizes of a layer, pixels of its inputs, and how often a tap sees one of them."""
+    sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
+    seen = sum(rows * columns for rows, columns in _windows(sizes))
+    return sizes, batch * sizes.plane, batch * seen
+
+
+def _count_q8_convolution_dx(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes, pixels, seen = _q8_gradient_sizes(given)
+    blocks, channels = divmod(sizes.group_channels, _BLOCK)
+    counts.update(pixel=pixels, cleared=pixels * sizes.channels, tap=seen * sizes.groups)
+    for name, times in {"4": blocks, "1": channels}.items():
+        many = seen * sizes.groups * times
+        counts.update({name: many, f"{name} result": many * sizes.group_results})
+
+
+def _count_q8_depthwise_dx(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes, pixels, seen = _q8_gradient_sizes(given)
+    counts.update(pixel=pixels)
+    for name, times in zip(("4", "1"), divmod(sizes.channels, _BLOCK), strict=True):
+        counts.update({name: pixels * times, f"{name} tap": seen * times})
+
+
+def _count_q8_pool_dx(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes, pixels, seen = _q8_gradient_sizes(given)
+    counts.update(
+        pixel=pixels,
+        x=pixels * sizes.channels,
+        element=given["batch"] * sizes.out_plane * sizes.channels,
+        seen=seen * sizes.channels,
+    )
+
+
+def _count_q8_products(
+    counts: Counter[str], results: int, channels: int, rows: int, places: int
+) -> None:
+    """Count gradients of weights between some results and channels: ``pm_q8_dw``."""
+    (fours, ones), (blocks, left) = divmod(results, _BLOCK), divmod(channels, _BLOCK)
+    kinds = {
+        "4x4": fours * blocks, "4x1": fours * left, "1x4": ones * blocks, "1x1": ones * left,
+    }  # fmt: skip
+    for name, times in kinds.items():
+        counts.update({name: times, f"{name} row": times * rows, f"{name} place": times * places})
+
+
+def _count_q8_weight_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    counts.update(weight=given["in"] * given["results"])
+    _count_q8_products(counts, given["results"], given["in"], 1, given["pixels"])
+
+
+def _count_q8_convolution_dw(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
+    counts.update(weight=sizes.results * sizes.group_channels * sizes.window)
+    for rows, columns in _windows(sizes):
+        counts.update(tap=sizes.groups)
+        for _ in range(sizes.groups):
+            lines = batch * rows if columns else 0
+            shape = (sizes.group_results, sizes.group_channels)
+            _count_q8_products(counts, *shape, lines, lines * columns)
+
+
+def _count_q8_depthwise_dw(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
+    counts.update(weight=sizes.channels * sizes.window)
+    for rows, columns in _windows(sizes):
+        counts.update(tap=1)
+        lines = batch * rows if columns else 0
+        for name, times in zip(("4", "1"), divmod(sizes.channels, _BLOCK), strict=True):
+            work = {name: 1, f"{name} row": lines, f"{name} place": lines * columns}
+            counts.update({what: times * count for what, count in work.items()})
+
+
 _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_mm": _count_product,
     "pm_mm_sgd": _count_product,
@@ -452,4 +546,17 @@ _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_q8_depthwise": _count_q8_depthwise,
     "pm_q8_add": _count_q8_elements,
     "pm_q8_average": _count_q8_average,
+    "pm_q8_start": _count_q8_start,
+    "pm_q8_sgd": _count_q8_update,
+    "pm_q8_pointwise_dx": _count_q8_input_gradient,
+    "pm_q8_conv2d_dx": _count_q8_convolution_dx,
+    "pm_q8_depthwise_dx": _count_q8_depthwise_dx,
+    "pm_q8_average_dx": _count_q8_pool_dx,
+    "pm_q8_maximum_dx": _count_q8_pool_dx,
+    "pm_q8_pointwise_dw": _count_q8_weight_gradient,
+    "pm_q8_pointwise_dw_sgd": _count_q8_weight_gradient,
+    "pm_q8_conv2d_dw": _count_q8_convolution_dw,
+    "pm_q8_conv2d_dw_sgd": _count_q8_convolution_dw,
+    "pm_q8_depthwise_dw": _count_q8_depthwise_dw,
+    "pm_q8_depthwise_dw_sgd": _count_q8_depthwise_dw,
 }

@@ -183,11 +183,6 @@ class Problem:
         # What is derived is left out: another thread may be deriving it.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    @classmethod
-    def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
-        """Return a problem whose limits are numbers, from text such as ``40%`` and ``20ms``."""
-        return cls(graph, costs, **stated).resolved()
-
     def subject_to(self, **rules: Callable[[Any], Any]) -> Self:
         """Return the problem with further constraints on the totals of a schedule.
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
+from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, relative_gap
@@ -99,8 +100,10 @@ class Request:
     """Options of the back end by its own names, for each of its solves."""
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
-    started_s: float = field(default_factory=time.monotonic)
-    """When the solve was requested, on the monotonic clock [s]."""
+    started_s: float = field(default_factory=now_s)
+    """When the solve was requested, on the clock that its limit counts [s]."""
+    wall_end_s: float | None = field(default_factory=wall_end_s)
+    """When it ends in any case, on the monotonic clock, if its limit is of processor time [s]."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -132,11 +135,19 @@ class Request:
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested [s]."""
-        return time.monotonic() - self.started_s
+        clock = time.monotonic if self.wall_end_s is None else time.process_time
+        return clock() - self.started_s
 
     def remaining_s(self) -> float:
         """Return the time that is left [s], 0 or more."""
-        return max(0.0, self.time_limit_s - self.elapsed_s())
+        left_s = max(0.0, self.time_limit_s - self.elapsed_s())
+        return left_s if self.wall_end_s is None else min(left_s, self.remaining_wall_s())
+
+    def remaining_wall_s(self) -> float:
+        """Return the wall time that is left [s], 0 or more."""
+        if self.wall_end_s is None:
+            return self.remaining_s()
+        return max(0.0, self.wall_end_s - time.monotonic())
 
 
 def _is_real(value: object) -> bool:

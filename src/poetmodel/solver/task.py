@@ -268,7 +268,8 @@ def _by_segments(problem: Problem, request: Request) -> Candidate | None:
     """Return the best schedule by segments; None if there is none, or no time to make it."""
     try:
         with time_limit(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO):
-            return accepted(problem, checkpoint_segments(problem))
+            schedule = checkpoint_segments(problem)
+        return accepted(problem, schedule)
     except (TimeLimitError, TooLargeError):
         return None
 

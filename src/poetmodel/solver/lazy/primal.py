@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.clock import now_s
 from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
@@ -51,7 +51,7 @@ class PrimalHeuristic:
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
     """Turns without gain after which the next local search ends, for each column."""
-    begun_s: float = field(init=False, default_factory=time.monotonic)
+    begun_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
     """How long it has run [s]."""
 
@@ -63,25 +63,25 @@ class PrimalHeuristic:
     def due_s(self) -> float:
         """What is left of its share of the time [s]."""
         share = self.session.params.search_share(self.session.bounds.gap())
-        return share * (time.monotonic() - self.begun_s) - self.spent_s
+        return share * (now_s() - self.begun_s) - self.spent_s
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:
         """Repair an answer of a relaxation where it does not fit, and offer it.
 
         While the gap is far from closed, a local search goes on from there, if `locally`.
         """
-        neighbourhood, begun_s = self.neighbourhood, time.monotonic()
+        neighbourhood, begun_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
             neighbourhood.until_s = self._end_s(max(self.repair_most_s, self.due_s))
             neighbourhood.consider(restorations_of(self.session.problem.graph, answer))
             self._offer()
-        self.spent_s += time.monotonic() - begun_s
+        self.spent_s += now_s() - begun_s
         if locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
-        session, neighbourhood, begun_s = self.session, self.neighbourhood, time.monotonic()
+        session, neighbourhood, begun_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return
         most_s = max(SEARCH_S, self.due_s)
@@ -98,7 +98,7 @@ class PrimalHeuristic:
             iterations += 1
             if iterations % ITERATIONS_PER_OFFER == 0:
                 self._offer()
-            if time.monotonic() > until_s:
+            if now_s() > until_s:
                 break
         self._offer()
         factor = 2.0 if neighbourhood.best < before else 0.5
@@ -106,11 +106,11 @@ class PrimalHeuristic:
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
         # What it did not take because nothing was gained is not due later.
-        self.spent_s += max(time.monotonic() - begun_s, most_s if idle >= most else 0.0)
+        self.spent_s += max(now_s() - begun_s, most_s if idle >= most else 0.0)
 
     def _end_s(self, most_s: float) -> float:
-        """Return when something ends that may take so long, on the monotonic clock [s]."""
-        return time.monotonic() + min(most_s, self.session.request.remaining_s())
+        """Return when something ends that may take so long, on the clock of `now_s` [s]."""
+        return now_s() + min(most_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
         """Give the best schedule of the local search to the verifier, if it seems to be better."""

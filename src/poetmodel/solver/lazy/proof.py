@@ -86,7 +86,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         worst = max(range(len(loads)), key=loads.__getitem__)
         first = Grouping(len(loads), frozenset({worst}))
     generation = RowGeneration(session, first)
-    most_s = session.request.remaining_s() + PATIENCE_S
+    most_s = session.request.remaining_wall_s() + PATIENCE_S
     try:
         infeasible = run_interruptibly(generation.run, session.stop, most_s=most_s)
     except TimeLimitError:

@@ -267,8 +267,9 @@ class Session:
         if remaining <= 0 or self.stopped is not None:
             self.done()
             return None
+        wall_s = self.request.remaining_wall_s()
         limits = Limits(
-            time_s=remaining if most_s is None else min(most_s, remaining),
+            time_s=wall_s if most_s is None else min(most_s, wall_s),
             rel_gap=self.request.gap / 2,
             seed=self.request.seed,
             presolve=self.request.presolve,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError
 from poetmodel.problem.infeasibility import refusal
-from poetmodel.solver import solve
-from poetmodel.torch.dynamo.planning import REFUSING_S, GraphProblem
+from poetmodel.torch.dynamo.planning import GraphProblem, least_ram
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -51,10 +50,10 @@ class Frontier:
     def least_peak_bytes(self) -> int:
         """Lowest peak that was found in a short time, with what is beside the plan [B]."""
         source = self.source
-        problem = replace(source.problem(MAX_BYTES), ram="100%", minimize="ram")
+        problem = source.problem(MAX_BYTES)
 
         def least() -> int | None:
-            found = solve(problem, time_limit=REFUSING_S, gap=source.wanted.gap, threads=1)
+            found = least_ram(problem, source.wanted.gap)
             return None if found.simulation is None else found.simulation.peak_ram_bytes
 
         bytes_ = source.call.share(source.graph.sha256, least)

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.budgets import Budget
+from poetmodel.clock import processor_clock
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
@@ -47,10 +48,14 @@ _PERCENT: Final = 100
 """Up to here a number without a unit is probably meant in percent."""
 LEAST_S: Final = 1.0
 """Time to solve a graph even if that of the call is over [s]."""
-REFUSING_S: Final = 1.5
-"""Time to find the least budget where one is refused [s]."""
+REFUSING_S: Final = 1.0
+"""Processor time to find the least budget where one is refused [s]."""
+REFUSING_NODE_S: Final = 1e-4
+"""The same for each node, beside that [s]."""
+REFUSING_WALL_RATIO: Final = 30.0
+"""Longest wall time of that, over its processor time, on a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
-"""Share of the time limit after which a search without a schedule ends."""
+"""Share of the time limit, in processor time, after which a search without a schedule ends."""
 EAGER_PEAK: Final = "eager"
 """The budget that is what the model takes by itself."""
 _ZEROS: Final = " (loss_only=True leaves out those of all but the loss)"
@@ -590,7 +595,8 @@ def _solved_here(
 
     start = None if known is None else known.schedule
     if start is None:
-        result = run(FIRST_TIME_RATIO * wanted.time_limit, None)
+        with processor_clock(call.left_s()):
+            result = run(FIRST_TIME_RATIO * wanted.time_limit, None)
         start, first_s = result.schedule, result.solve_s
         if start is None and result.termination == Termination.TIME_LIMIT:
             least = _least_ram(problem, wanted, call)
@@ -660,14 +666,21 @@ def _least_ram(problem: Problem, wanted: BackendOptions, call: FirstCall) -> Sol
     found = call.least_ram.get(problem.graph.sha256)
     if found is None:
         call.tell("looking for the least budget")
-        found = solve(
-            replace(problem, ram="100%", minimize="ram"),
-            time_limit=REFUSING_S,
-            gap=wanted.gap,
-            threads=1,
-        )
+        found = least_ram(problem, wanted.gap)
         call.least_ram[problem.graph.sha256] = found
     return found
+
+
+def least_ram(problem: Problem, gap: float) -> SolveResult:
+    """Search for a short time for the least budget of a problem, whatever else the machine does."""
+    limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
+    with processor_clock(REFUSING_WALL_RATIO * limit_s):
+        return solve(
+            replace(problem, ram="100%", minimize="ram"),
+            time_limit=limit_s,
+            gap=gap,
+            threads=1,
+        )
 
 
 def _too_little(

@@ -133,7 +133,6 @@ class StepGraph(ABC):
         """In the order of their operations."""
         self.direct: dict[fx.Node, tuple[int, int]] = {}
         """Nodes that stand for an output as it is: number of storage, and of layout."""
-        self._begin()
         for node, profile in profiles.items():
             if not profile.sizes_bytes and node not in effects:
                 continue
@@ -151,9 +150,6 @@ class StepGraph(ABC):
     def path_of(self, node: fx.Node) -> str:
         """Return the path of the module that an operation is of."""
         return module_of(node)
-
-    def _begin(self) -> None:  # noqa: B027 - there may be nothing
-        """Add what is there before the first operation."""
 
     def _add(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
         """Add an operation with what it makes."""

@@ -18,15 +18,14 @@ from poetmodel.torch.int8.operators import operator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.torch.int8.front import QuantizedLayer
-
 
 def differentiable(
-    layer: QuantizedLayer, given: Sequence[Tensor], reals: Sequence[Tensor | None]
+    layer: Any, given: Sequence[Tensor], reals: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
     """Return the result of a layer, and the stand-in of its real value.
 
-    `reals` are the stand-ins of what it takes; None where nothing before it trains.
+    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`, which calls this. `reals` are the
+    stand-ins of what it takes; None where nothing before it trains.
     """
     if layer.flattens:
         given = [x.flatten(1) for x in given]
@@ -100,11 +99,10 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
                     gradient, weight, weight_scale, x.shape[1:3], *placed
                 )
             if of_weight:
-                real_weight = operator("convolution_weight_gradient")(
-                    gradient, x, levels.scale, levels.zero, window, *placed
+                kind = "depthwise" if depthwise else "convolution"
+                real_weight = operator(f"{kind}_weight_gradient")(
+                    gradient, x, levels.scale, levels.zero, window, *placed[: 3 + (not depthwise)]
                 )
-                if depthwise:
-                    real_weight = real_weight[..., 0].permute(1, 2, 0)
         bias = gradient.flatten(0, -2).sum(0) if of_bias else None
         return None, real, real_weight, bias, None, None, None, None
 
@@ -114,7 +112,7 @@ class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(
-        ctx: Any, layer: QuantizedLayer, first: Tensor, second: Tensor | None, *given: Tensor
+        ctx: Any, layer: Any, first: Tensor, second: Tensor | None, *given: Tensor
     ) -> tuple[Tensor, Tensor]:
         del first, second
         y = operator(layer.operator)(*given, *layer.numbers)

@@ -91,13 +91,20 @@ def q8_convolution_weight_gradient(
 
     The correlation of ``x - zero_x`` with the gradient, times the scale of x.
     """
-    _, padding, _, groups = geometry
-    above, below, left, right = padding
-    of_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
-    shape = (gradient.shape[3], x.shape[3] // groups, *window)
-    like = gradient.new_empty((1,)).expand(shape)
-    filters = _convolution_gradient(gradient, _channels_first(of_x), like, geometry, 1)
-    return (filters * scale_x).permute(0, 2, 3, 1).contiguous()
+    filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
+    return filters.permute(0, 2, 3, 1).contiguous()
+
+
+@as_operator(
+    f"(Tensor gradient, Tensor x, float scale_x, int zero_x, int[] window, {WINDOW}) -> Tensor"
+)
+def q8_depthwise_weight_gradient(
+    gradient: Tensor, x: Tensor, scale_x: float, zero_x: int, window: Sequence[int], *geometry: Any
+) -> Tensor:
+    """Return the same of a depthwise convolution, in the order of `q8_depthwise`."""
+    geometry = (*geometry, x.shape[3])
+    filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
+    return filters[:, 0].permute(1, 2, 0).contiguous()
 
 
 @as_operator("(Tensor gradient, int[] image, int[] window, int[] stride, int[] padding) -> Tensor")
@@ -200,7 +207,7 @@ def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
+class RoundingDraws:
     """Random numbers of one update of one weight, for stochastic rounding.
 
     The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
@@ -269,6 +276,18 @@ def _convolution_gradient(
     return result
 
 
+def _filter_gradient(
+    gradient: Tensor, x: Tensor, zero_x: int, window: Sequence[int], geometry: Sequence[Any]
+) -> Tensor:
+    """Return the correlation of ``x - zero_x`` with the gradient, as PyTorch orders weights."""
+    _, padding, _, groups = geometry
+    above, below, left, right = padding
+    of_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
+    shape = (gradient.shape[3], x.shape[3] // groups, *window)
+    like = gradient.new_empty((1,)).expand(shape)
+    return _convolution_gradient(gradient, _channels_first(of_x), like, geometry, 1)
+
+
 def _filters(weight: Tensor) -> Tensor:
     """Return the weight of a convolution as PyTorch orders it."""
     if weight.ndim == _DEPTHWISE:
@@ -306,6 +325,9 @@ q8_convolution_weight_gradient.register_fake(
     lambda g, x, _scale, _zero, window, *geometry: _real(
         g, (g.shape[3], *window, x.shape[3] // geometry[3])
     )
+)
+q8_depthwise_weight_gradient.register_fake(
+    lambda g, x, _scale, _zero, window, *_: _real(g, (*window, x.shape[3]))
 )
 q8_average_gradient.register_fake(lambda g, image, *_: _real(g, (g.shape[0], *image, g.shape[3])))
 q8_maximum_gradient.register_fake(lambda g, x, *_: _real(g, x.shape))

@@ -20,7 +20,7 @@ from poetmodel.torch.int8.differentiation import differentiable
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
-    Draws,
+    RoundingDraws,
     split_16_bits,
     update_16_bits,
     update_stochastic,
@@ -103,7 +103,7 @@ def subtract_gradient(
     *,
     weight_decay: float = 0.0,
     maximize: bool = False,
-    draws: Draws | None = None,
+    draws: RoundingDraws | None = None,
 ) -> None:
     """Take a step of gradient descent with int8 weights, in place.
 
@@ -240,10 +240,10 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         """Return the numbers of its int8 layers, by the identity of `weight_gradient`."""
         return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
 
-    def draws(self, group: int, site: int) -> Draws:
+    def draws(self, group: int, site: int) -> RoundingDraws:
         """Return the random numbers of the next update of a layer in a parameter group."""
         settings = self.param_groups[group]
-        return Draws(update=settings["updates"], site=site, seed=settings["seed"])
+        return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
 
     def count_update(self) -> None:
         """Add one to the number of updates of each parameter group."""

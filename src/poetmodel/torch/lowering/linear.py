@@ -292,7 +292,7 @@ def _weight(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
 def _lower_parameter_update(op: Lowering) -> None:
     state, gradients, rate, *factors = op.args
     looks = [op.value(argument) for argument in state]
-    _update(op, looks, _gradient(op, gradients, looks[0], factors), rate)
+    _update(op, looks, gradient_of(op, gradients, looks[0], factors), rate)
 
 
 def _update(op: Lowering, looks: Sequence[StridedView], gradient: StridedView, rate: Any) -> None:
@@ -310,14 +310,23 @@ def _update(op: Lowering, looks: Sequence[StridedView], gradient: StridedView, r
 def _lower_accumulating_update(op: Lowering) -> None:
     state, gradients, rate, count, *factors = op.args
     *looks, total = map(op.value, state)
+    gradient = sum_of_batches(op, total, gradients, count, factors)
+    _update(op, looks, gradient, rate)
+    fill(op, total, 0)
+
+
+def sum_of_batches(
+    op: Lowering, total: StridedView, gradients: Any, count: Any, factors: Sequence[Any]
+) -> StridedView:
+    """Add gradients to their sum; return that, clipped, for calls made after the last batch."""
     if not total.is_dense:
         op.refuse("expected a parameter without gaps")
-    op.call("pm_accumulate", total, _gradient(op, gradients, total, ()), total.elements)
+    op.call("pm_accumulate", total, gradient_of(op, gradients, total, ()), total.elements)
     op.where = Condition(op.value(count).ref, op.node.target.batches - 1)
     summed_bytes, op.workspace_bytes = op.workspace_bytes, 0
-    _update(op, looks, _gradient(op, (state[-1],), total, factors), rate)
-    fill(op, total, 0)
+    gradient = _of_looks(op, (total,), total, factors)
     op.workspace_bytes = max(op.workspace_bytes, summed_bytes)
+    return gradient
 
 
 @lowers(BatchCount)
@@ -428,11 +437,20 @@ def _log(number: float) -> float:
     return math.log(number) if number else -math.inf
 
 
-def _gradient(
+def gradient_of(
     op: Lowering, gradients: Sequence[Any], parameter: StridedView, factors: Sequence[Any]
 ) -> StridedView:
     """Return the gradient as its parameter lies, summed and clipped; in workspace if need be."""
-    first, *more = map(op.value, gradients)
+    return _of_looks(op, tuple(map(op.value, gradients)), parameter, factors)
+
+
+def _of_looks(
+    op: Lowering,
+    gradients: Sequence[StridedView],
+    parameter: StridedView,
+    factors: Sequence[Any],
+) -> StridedView:
+    first, *more = gradients
     if not more and not factors and first.lies_like(parameter):
         return first
     gradient = replace(workspace(op, parameter.shape), strides=parameter.strides)

@@ -1,17 +1,22 @@
-"""Layers in int8: each operator of a quantized front becomes one call."""
+"""Layers in int8: each operator of them and of their backward pass becomes one call."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.int8.operators import operator
-from poetmodel.torch.lowering.operands import in_order, lowers
+from poetmodel.torch.lowering.linear import gradient_of, sum_of_batches
+from poetmodel.torch.lowering.operands import fill, in_order, lowers
 from poetmodel.torch.lowering.spatial import flat, max_windows
+from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
     from poetmodel.torch.lowering.operands import Lowering, StridedView
+
+_DEPTHWISE: Final = 3
+"""Dimensions of the weight of a depthwise convolution: rows, columns, channels."""
 
 
 @lowers(operator("quantize"))
@@ -42,10 +47,9 @@ def _convolution(op: Lowering) -> None:
     depthwise = op.node.target is operator("depthwise")
     groups = out.shape[3] if depthwise else numbers.pop(0)
     window = weight.shape[:2] if depthwise else weight.shape[1:3]
-    listed = (*_image(x), *_image(out), *window, *stride, *padding[::2], *dilation, groups)
-    sizes = ConvolutionSizes(*listed)
+    sizes = _convolution_sizes(x, out, window, stride, padding, dilation, groups)
     kernel = "pm_q8_depthwise" if depthwise else "pm_q8_conv2d"
-    op.call(kernel, out, x, weight, *constants, tuple(sizes), x.shape[0], *numbers)
+    op.call(kernel, out, x, weight, *constants, sizes, x.shape[0], *numbers)
 
 
 @lowers(operator("add"))
@@ -71,6 +75,115 @@ def _maximum(op: Lowering) -> None:
     window, stride, padding, dilation = op.args[1:]
     sides = _sides(x, out, window, stride, padding, dilation)
     op.call("pm_q8_maximum", out, x, *sides, *_sizes(out, x), *dilation)
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+@lowers(operator("mask"))
+def _mask(op: Lowering) -> None:
+    gradient, y = in_order(op, op.value(op.args[0])), op.value(op.args[1])
+    op.elementwise = True
+    op.call("pm_q8_mask", op.output(), gradient, y, y.elements, *op.args[2:])
+
+
+@lowers(operator("start"))
+def _start(op: Lowering) -> None:
+    weight, out = op.value(op.args[0]), op.output()
+    terms = weight.elements // max(1, out.elements)
+    by_channel = weight.shape[-1] == out.elements and len(weight.shape) == _DEPTHWISE
+    steps = (1, out.elements) if by_channel else (terms, 1)
+    op.call("pm_q8_start", out, weight, out.elements, terms, *steps, op.args[1])
+
+
+@lowers(operator("pointwise_input_gradient"))
+def _pointwise_input_gradient(op: Lowering) -> None:
+    gradient, weight, scale = map(op.value, op.args)
+    results, channels = weight.shape
+    pixels = math.prod(gradient.shape[:-1])
+    op.call("pm_q8_pointwise_dx", op.output(), gradient, weight, scale, pixels, channels, results)
+
+
+@lowers(operator("pointwise_weight_gradient"))
+def _pointwise_weight_gradient(op: Lowering) -> None:
+    gradient, x = map(op.value, op.args[:2])
+    sizes = (math.prod(x.shape[:-1]), x.shape[-1], gradient.shape[-1])
+    op.call("pm_q8_pointwise_dw", op.output(), gradient, x, *sizes, *op.args[2:])
+
+
+@lowers(operator("convolution_input_gradient"))
+def _convolution_input_gradient(op: Lowering) -> None:
+    gradient, weight, scale = map(op.value, op.args[:3])
+    out, (_, *geometry) = op.output(), op.args[3:]
+    depthwise = len(weight.shape) == _DEPTHWISE
+    window = weight.shape[:2] if depthwise else weight.shape[1:3]
+    sizes = _convolution_sizes(out, gradient, window, *geometry)
+    kernel = "pm_q8_depthwise_dx" if depthwise else "pm_q8_conv2d_dx"
+    op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0])
+
+
+@lowers(operator("convolution_weight_gradient"), operator("depthwise_weight_gradient"))
+def _convolution_weight_gradient(op: Lowering) -> None:
+    gradient, x = map(op.value, op.args[:2])
+    scale_x, zero_x, window, stride, padding, dilation, *groups = op.args[2:]
+    depthwise = op.node.target is operator("depthwise_weight_gradient")
+    number = x.shape[3] if depthwise else groups[0]
+    sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, number)
+    kernel = "pm_q8_depthwise_dw" if depthwise else "pm_q8_conv2d_dw"
+    op.call(kernel, op.output(), gradient, x, sizes, x.shape[0], scale_x, zero_x)
+
+
+@lowers(operator("average_gradient"))
+def _average_gradient(op: Lowering) -> None:
+    gradient, out = op.value(op.args[0]), op.output()
+    window, stride, padding = op.args[2:]
+    sizes = _convolution_sizes(out, gradient, window, stride, padding, (1, 1), out.shape[3])
+    op.call("pm_q8_average_dx", out, gradient, sizes, out.shape[0])
+
+
+@lowers(operator("maximum_gradient"))
+def _maximum_gradient(op: Lowering) -> None:
+    gradient, x, y = map(op.value, op.args[:3])
+    window, stride, padding, dilation = op.args[3:]
+    sizes = _convolution_sizes(x, y, window, stride, padding, dilation, x.shape[3])
+    op.call("pm_q8_maximum_dx", op.output(), gradient, x, y, sizes, x.shape[0])
+
+
+@lowers(QuantizedUpdate)
+def _update(op: Lowering) -> None:
+    state, gradients, scale, rate, *others = op.args
+    rule = op.node.target.settings
+    if op.node.target.is_stochastic:
+        op.refuse("stochastic rounding has no kernel in C; train with rounding='16 bits'")
+    weight, residual, *totals = map(op.value, state)
+    if totals:
+        gradient = sum_of_batches(op, totals[0], gradients, others.pop(0), others)
+    else:
+        gradient = gradient_of(op, gradients, weight, others)
+    depthwise = len(weight.shape) == _DEPTHWISE
+    results = weight.shape[-1 if depthwise else 0]
+    inner = 1 if depthwise else weight.elements // max(1, results)
+    op.call(
+        "pm_q8_sgd",
+        *(weight, residual, gradient, op.value(scale)),
+        *(results, inner, 0, weight.elements),
+        *(op.learning_rate(rate), -1.0 if rule.maximize else 1.0, float(rule.weight_decay)),
+    )
+    if totals:
+        fill(op, totals[0], 0)
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def _convolution_sizes(
+    x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
+    groups: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """Return the sizes of a convolution, or of a pool."""
+    spatial = (*window, *stride, *padding[::2], *dilation, groups)
+    listed = (*_image(x), *_image(out), *spatial)
+    return tuple(ConvolutionSizes(*listed))
 
 
 def _images(shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:

@@ -85,7 +85,7 @@ class StepWriter(Rewriter):
 
     def write(self) -> StepProgram:
         """Write the program, once."""
-        self._begin()
+        self._write_initial_state()
         for point, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
                 self._compute(self.parts.operations[index], point)
@@ -99,8 +99,8 @@ class StepWriter(Rewriter):
             graph=self.graph, source=source, function=function, held=self.held, homes=self.homes
         )
 
-    def _begin(self) -> None:
-        """Do what comes before the first operation."""
+    def _write_initial_state(self) -> None:
+        """Write nodes for state before the first operation; none by default."""
 
     def _compute(self, operation: Operation, point: int) -> None:
         if operation.index not in self._states:
@@ -191,7 +191,7 @@ class TrainingWriter(StepWriter):
         self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
         super().__init__(trace, program, numbers, homes=homes)
 
-    def _begin(self) -> None:
+    def _write_initial_state(self) -> None:
         """Hand out state as it is before the step."""
         for operation in self.parts.operations:
             for number in self._after.get(operation.index, ()) if operation.is_source else ():

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.torch.int8.gradients import Draws
+    from poetmodel.torch.int8.gradients import RoundingDraws
 
 CLIPPED: Final = 1e-6
 """Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
@@ -206,7 +206,7 @@ class QuantizedUpdate(Update):
     rule : Sgd
         Without momentum.
     site : int
-        Number of the layer, of stochastic rounding: see `Draws`.
+        Number of the layer, of stochastic rounding: see `RoundingDraws`.
     draws : callable, optional
         Returns the random numbers of the next update, for weights without residuals.
     batches : int, optional
@@ -218,7 +218,7 @@ class QuantizedUpdate(Update):
         rule: Sgd,
         *,
         site: int,
-        draws: Callable[[int], Draws] | None = None,
+        draws: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
         super().__init__("quantized_sgd")

@@ -1,0 +1,12 @@
+/* The gradient of the weights of a quantized depthwise convolution, by rows, columns and channels (see
+pm_q8_gradients.h, and pm_conv.h for `shape`). */
+#include "pm_q8_gradients.h"
+#include "pm_kernels.h"
+
+void pm_q8_depthwise_dw(pm_real *out, const pm_real *gradient, const int8_t *x, const int32_t *shape, int32_t batch,
+                   pm_real scale_x, int32_t zero_x)
+{
+    const pm_q8_sink to = {.out = out, .scale_x = (pm_real)(float)scale_x};
+    const int32_t weights = shape[PM_IN] * shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+    pm_q8_depthwise_dw_to(&to, gradient, x, shape, batch, zero_x, 0, weights);
+}

@@ -1,0 +1,369 @@
+/* Layers in int8 that train: what kernels of their backward pass share.
+
+Gradients are real numbers, and lie as activations do, channels last. They are those of the real numbers that int8 stands
+for (see pm_q8.h): of an input the sum of (gradient * scale of the result) * weight, of a weight the sum of gradient * (x
+- zero), times the scale of x. Sums of whole numbers below 2^24 are exact; others have an order of their own.
+
+A weight that trains has 16 bits: 256 * weight + residual, both int8. Its update, in single precision, each operation
+rounded by itself, and with ties to even:
+
+    change = (sign * gradient + (256 * weight + residual) * (scale / 256) * decay) * lr / scale, 0 if it is no number
+    256 * weight + residual = clamp(rint(256 * weight + residual - 256 * change), -127 * 256, 127 * 256)
+
+where the residual is from -128 to 127. */
+#ifndef PM_Q8_GRADIENTS_H
+#define PM_Q8_GRADIENTS_H
+
+#include "pm_conv.h"
+#include "pm_q8.h"
+
+/* The numbers of an update. */
+typedef struct {
+    float lr, sign, decay;
+} pm_q8_rate;
+
+static inline void pm_q8_update(int8_t *weight, int8_t *residual, float gradient, float scale, const pm_q8_rate *rate)
+{
+    const float whole = (float)(*weight * 256 + *residual), most = 127.0f * 256.0f;
+    gradient *= rate->sign;
+    if (rate->decay != 0.0f) {
+        float own = whole * (scale * 0.00390625f) * rate->decay;
+        PM_Q8_TERM(own);
+        gradient += own;
+    }
+    const float change = gradient * rate->lr / scale;
+    float moved = whole - (change == change ? change : 0.0f) * 256.0f;
+    moved = moved < -most ? -most : moved > most ? most : moved;
+    /* Past 2^23 floats are integers: the sum is rounded to one. */
+    const float rounded = moved + 12582912.0f;
+    const int32_t all = (int32_t)(rounded - 12582912.0f);
+    const int32_t high = ((all + 128 + 32768) >> 8) - 128;
+    *weight = (int8_t)high;
+    *residual = (int8_t)(all - 256 * high);
+}
+
+/* Where gradients of weights go once they are summed: into `out`, or into the weights themselves. */
+typedef struct {
+    pm_real *out;
+    int8_t *weight, *residual;
+    const pm_real *scale;
+    pm_real scale_x;
+    pm_q8_rate rate;
+} pm_q8_sink;
+
+static inline void pm_q8_put(const pm_q8_sink *to, int32_t at, int32_t result, pm_real sum)
+{
+    const pm_real gradient = sum * to->scale_x;
+    if (to->out) {
+        to->out[at] = gradient;
+    } else {
+        pm_q8_update(to->weight + at, to->residual + at, (float)gradient, (float)to->scale[result], &to->rate);
+    }
+}
+
+/* Places that a sum goes over: their numbers, and steps in the gradient and in x. */
+typedef struct {
+    int32_t images, rows, columns;
+    int32_t image, row, column;
+    int32_t x_image, x_row, x_column;
+} pm_q8_places;
+
+#define PM_Q8_EACH_LINE(p, g, x)                                  \
+    for (int32_t image_ = 0; image_ < (p)->images; image_++)      \
+        for (int32_t row_ = 0, g##_ = image_ * (p)->image, x##_ = image_ * (p)->x_image; row_ < (p)->rows; \
+             row_++, g##_ += (p)->row, x##_ += (p)->x_row)
+
+/* Sums of 4 results and 4 channels, results outermost. */
+static PM_OUT_OF_LINE void pm_q8_dw_4x4(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
+                                        const pm_q8_places *p)
+{
+    pm_real a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
+    pm_real c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
+    PM_Q8_EACH_LINE(p, g, x)
+    {
+        const pm_real *from = gradient + g_;
+        const int8_t *q = x + x_;
+        for (int32_t n = p->columns; n > 0; n--) {
+            const pm_real x0 = (pm_real)(q[0] - zero), x1 = (pm_real)(q[1] - zero);
+            const pm_real x2 = (pm_real)(q[2] - zero), x3 = (pm_real)(q[3] - zero);
+            pm_real g = from[0];
+            a0 += g * x0, a1 += g * x1, a2 += g * x2, a3 += g * x3;
+            g = from[1];
+            b0 += g * x0, b1 += g * x1, b2 += g * x2, b3 += g * x3;
+            g = from[2];
+            c0 += g * x0, c1 += g * x1, c2 += g * x2, c3 += g * x3;
+            g = from[3];
+            d0 += g * x0, d1 += g * x1, d2 += g * x2, d3 += g * x3;
+            from += p->column, q += p->x_column;
+        }
+    }
+    sums[0] = a0, sums[1] = a1, sums[2] = a2, sums[3] = a3;
+    sums[4] = b0, sums[5] = b1, sums[6] = b2, sums[7] = b3;
+    sums[8] = c0, sums[9] = c1, sums[10] = c2, sums[11] = c3;
+    sums[12] = d0, sums[13] = d1, sums[14] = d2, sums[15] = d3;
+}
+
+/* The sums of 4 results and a channel. */
+static PM_OUT_OF_LINE void pm_q8_dw_4x1(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
+                                        const pm_q8_places *p)
+{
+    pm_real a = 0, b = 0, c = 0, d = 0;
+    PM_Q8_EACH_LINE(p, g, x)
+    {
+        const pm_real *from = gradient + g_;
+        const int8_t *q = x + x_;
+        for (int32_t n = p->columns; n > 0; n--) {
+            const pm_real x0 = (pm_real)(*q - zero);
+            a += from[0] * x0, b += from[1] * x0, c += from[2] * x0, d += from[3] * x0;
+            from += p->column, q += p->x_column;
+        }
+    }
+    sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
+}
+
+/* The sums of a result and 4 channels. */
+static PM_OUT_OF_LINE void pm_q8_dw_1x4(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
+                                        const pm_q8_places *p)
+{
+    pm_real a = 0, b = 0, c = 0, d = 0;
+    PM_Q8_EACH_LINE(p, g, x)
+    {
+        const pm_real *from = gradient + g_;
+        const int8_t *q = x + x_;
+        for (int32_t n = p->columns; n > 0; n--) {
+            const pm_real g = *from;
+            a += g * (pm_real)(q[0] - zero), b += g * (pm_real)(q[1] - zero);
+            c += g * (pm_real)(q[2] - zero), d += g * (pm_real)(q[3] - zero);
+            from += p->column, q += p->x_column;
+        }
+    }
+    sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
+}
+
+/* The sum of a result and a channel. */
+static inline pm_real pm_q8_dw_one(const pm_real *gradient, const int8_t *x, int32_t zero, const pm_q8_places *p)
+{
+    pm_real sum = 0;
+    PM_Q8_EACH_LINE(p, g, x)
+    {
+        const pm_real *from = gradient + g_;
+        const int8_t *q = x + x_;
+        for (int32_t n = p->columns; n > 0; n--) {
+            sum += *from * (pm_real)(*q - zero);
+            from += p->column, q += p->x_column;
+        }
+    }
+    return sum;
+}
+
+/* Gradients of the weights between so many results and channels, which see each other at the same places: the first of
+them is that of `result`, at `at`, and the next result's are `filter` behind. */
+static inline void pm_q8_dw(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x, int32_t zero,
+                            const pm_q8_places *p, int32_t results, int32_t channels, int32_t result, int32_t at,
+                            int32_t filter)
+{
+    pm_real sums[16];
+    for (; results >= 4; results -= 4, gradient += 4, result += 4, at += 4 * filter) {
+        int32_t c = 0;
+        for (; c + 4 <= channels; c += 4) {
+            pm_q8_dw_4x4(sums, gradient, x + c, zero, p);
+            for (int32_t k = 0; k < 16; k++) {
+                pm_q8_put(to, at + (k >> 2) * filter + c + (k & 3), result + (k >> 2), sums[k]);
+            }
+        }
+        for (; c < channels; c++) {
+            pm_q8_dw_4x1(sums, gradient, x + c, zero, p);
+            for (int32_t k = 0; k < 4; k++) {
+                pm_q8_put(to, at + k * filter + c, result + k, sums[k]);
+            }
+        }
+    }
+    for (; results > 0; results--, gradient++, result++, at += filter) {
+        int32_t c = 0;
+        for (; c + 4 <= channels; c += 4) {
+            pm_q8_dw_1x4(sums, gradient, x + c, zero, p);
+            for (int32_t k = 0; k < 4; k++) {
+                pm_q8_put(to, at + c + k, result, sums[k]);
+            }
+        }
+        for (; c < channels; c++) {
+            pm_q8_put(to, at + c, result, pm_q8_dw_one(gradient, x + c, zero, p));
+        }
+    }
+}
+
+/* The places at which a tap of a window falls into the image, and where the first of them is in gradient and in x. */
+static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, int32_t h, int32_t v, int32_t *first,
+                                           int32_t *first_x)
+{
+    const int32_t down = h * shape[PM_DILATION_H] - shape[PM_PAD_H], channels = shape[PM_IN], results = shape[PM_OUT];
+    const int32_t across = v * shape[PM_DILATION_W] - shape[PM_PAD_W];
+    const int32_t x_row = shape[PM_IN_W] * channels, row = shape[PM_OUT_W] * results;
+    int32_t bottom, right;
+    const int32_t top = pm_places(down, shape[PM_STRIDE_H], shape[PM_IN_H], shape[PM_OUT_H], &bottom);
+    const int32_t left = pm_places(across, shape[PM_STRIDE_W], shape[PM_IN_W], shape[PM_OUT_W], &right);
+    *first = top * row + left * results;
+    *first_x = (top * shape[PM_STRIDE_H] + down) * x_row + (left * shape[PM_STRIDE_W] + across) * channels;
+    return (pm_q8_places){.images = top < bottom && left < right ? batch : 0,
+                          .rows = bottom - top,
+                          .columns = right - left,
+                          .image = shape[PM_OUT_H] * row,
+                          .row = row,
+                          .column = results,
+                          .x_image = shape[PM_IN_H] * x_row,
+                          .x_row = shape[PM_STRIDE_H] * x_row,
+                          .x_column = shape[PM_STRIDE_W] * channels};
+}
+
+/* Gradients of `count` weights of a layer of pixels, from `first` on. */
+static inline void pm_q8_pointwise_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x, int32_t pixels,
+                                         int32_t in, int32_t results, int32_t zero, int32_t first, int32_t count)
+{
+    const pm_q8_places all = {.images = 1, .rows = 1, .columns = pixels, .column = results, .x_column = in};
+    for (int32_t at = first, left = count; left > 0;) {
+        const int32_t result = at / in, channel = at % in;
+        if (channel == 0 && left >= in) {
+            const int32_t rows = left / in;
+            pm_q8_dw(to, gradient + result, x, zero, &all, rows, in, result, at - first, in);
+            at += rows * in, left -= rows * in;
+        } else {
+            const int32_t n = PM_MIN(in - channel, left);
+            pm_q8_dw(to, gradient + result, x + channel, zero, &all, 1, n, result, at - first, in);
+            at += n, left -= n;
+        }
+    }
+}
+
+/* The gradients of `count` weights of a convolution, from `first` on: tap by tap of each result. */
+static inline void pm_q8_conv2d_dw_part(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
+                                        const int32_t *shape, int32_t batch, int32_t zero, int32_t first, int32_t count)
+{
+    const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups, results = shape[PM_OUT] / groups;
+    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+    for (int32_t at = first, n = 0; at < first + count; at += n) {
+        const int32_t channel = at % channels, tap = at / channels % window, result = at / channels / window;
+        int32_t begin, begin_x;
+        const pm_q8_places p =
+            pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &begin, &begin_x);
+        n = PM_MIN(channels - channel, first + count - at);
+        if (p.images == 0) {
+            begin = begin_x = 0; /* nothing is read */
+        }
+        pm_q8_dw(to, gradient + begin + result, x + begin_x + result / results * channels + channel, zero, &p, 1, n,
+                 result, at - first, 0);
+    }
+}
+
+/* The same of all weights. */
+static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
+                                      const int32_t *shape, int32_t batch, int32_t zero)
+{
+    const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups, results = shape[PM_OUT] / groups;
+    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W], filter = window * channels;
+    for (int32_t tap = 0; tap < window; tap++) {
+        int32_t first, first_x;
+        const pm_q8_places p =
+            pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &first, &first_x);
+        if (p.images == 0) {
+            first = first_x = 0; /* nothing is read */
+        }
+        for (int32_t g = 0; g < groups; g++) {
+            pm_q8_dw(to, gradient + first + g * results, x + first_x + g * channels, zero, &p, results, channels,
+                     g * results, g * results * filter + tap * channels, filter);
+        }
+    }
+}
+
+/* The sums of 4 channels of a depthwise convolution. */
+static PM_OUT_OF_LINE void pm_q8_dw_each(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
+                                         const pm_q8_places *p)
+{
+    pm_real a = 0, b = 0, c = 0, d = 0;
+    PM_Q8_EACH_LINE(p, g, x)
+    {
+        const pm_real *from = gradient + g_;
+        const int8_t *q = x + x_;
+        for (int32_t n = p->columns; n > 0; n--) {
+            a += from[0] * (pm_real)(q[0] - zero);
+            b += from[1] * (pm_real)(q[1] - zero);
+            c += from[2] * (pm_real)(q[2] - zero);
+            d += from[3] * (pm_real)(q[3] - zero);
+            from += p->column, q += p->x_column;
+        }
+    }
+    sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
+}
+
+/* Gradients of `count` weights of a depthwise convolution, from `first` on; they lie with the channels last. */
+static inline void pm_q8_depthwise_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
+                                         const int32_t *shape, int32_t batch, int32_t zero, int32_t first,
+                                         int32_t count)
+{
+    const int32_t channels = shape[PM_IN], end = first + count;
+    for (int32_t at = first; at < end;) {
+        const int32_t tap = at / channels, last = PM_MIN(end, (tap + 1) * channels);
+        int32_t begin, begin_x, c = at % channels;
+        const pm_q8_places p =
+            pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &begin, &begin_x);
+        if (p.images == 0) {
+            begin = begin_x = 0; /* nothing is read */
+        }
+        for (; at + 4 <= last; at += 4, c += 4) {
+            pm_real sums[4];
+            pm_q8_dw_each(sums, gradient + begin + c, x + begin_x + c, zero, &p);
+            for (int32_t k = 0; k < 4; k++) {
+                pm_q8_put(to, at - first + k, c + k, sums[k]);
+            }
+        }
+        for (; at < last; at++, c++) {
+            pm_q8_put(to, at - first, c, pm_q8_dw_one(gradient + begin + c, x + begin_x + c, zero, &p));
+        }
+    }
+}
+
+/* The taps of windows that see a row or column of the image, and the places of these windows. */
+typedef struct {
+    int32_t tap, taps, tap_step;
+    int32_t place, place_step;
+} pm_q8_reach;
+
+/* Those of row or column i; `between` taps are as many steps of a window apart as there are steps between places. */
+static inline pm_q8_reach pm_q8_reached(int32_t i, int32_t window, int32_t stride, int32_t dilation, int32_t pad,
+                                        int32_t places, int32_t between)
+{
+    int32_t tap = 0, end = 0;
+    while (tap < between && tap < window && (i + pad - tap * dilation) % stride != 0) {
+        tap++;
+    }
+    if (tap == between || tap >= window) {
+        return (pm_q8_reach){0, 0, 0, 0, 0};
+    }
+    const int32_t place = (i + pad - tap * dilation) / stride, step = -(between * dilation) / stride;
+    const pm_axis axis = {1, 0, 1, places, (window - tap + between - 1) / between, step};
+    const int32_t first = pm_taps(&axis, place, &end);
+    return (pm_q8_reach){tap + first * between, end - first, between, place + first * step, step};
+}
+
+/* How far apart the taps are that see the same row or column. */
+static inline int32_t pm_q8_between(int32_t stride, int32_t dilation)
+{
+    int32_t between = 1;
+    while (between * dilation % stride != 0) {
+        between++;
+    }
+    return between;
+}
+
+static inline pm_q8_reach pm_q8_rows_reached(const int32_t *shape, int32_t i, int32_t between)
+{
+    return pm_q8_reached(i, shape[PM_WINDOW_H], shape[PM_STRIDE_H], shape[PM_DILATION_H], shape[PM_PAD_H],
+                         shape[PM_OUT_H], between);
+}
+
+static inline pm_q8_reach pm_q8_columns_reached(const int32_t *shape, int32_t j, int32_t between)
+{
+    return pm_q8_reached(j, shape[PM_WINDOW_W], shape[PM_STRIDE_W], shape[PM_DILATION_W], shape[PM_PAD_W],
+                         shape[PM_OUT_W], between);
+}
+
+#endif

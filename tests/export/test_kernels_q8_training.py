@@ -1,0 +1,235 @@
+"""Kernels of layers in int8 that train have the bytes of PyTorch's operators, their definition.
+
+Gradients are whole numbers and scales powers of two: sums are exact, in whatever order.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from kit.kernel_calls import Memory, lowered
+from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
+from poetmodel.lowered.fusing import QUANTIZED
+from poetmodel.torch.int8.gradients import update_16_bits
+from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.training import subtract_gradient
+
+GEOMETRIES = [
+    ((1, 1), (1, 1, 1, 1), (1, 1)),
+    ((2, 2), (0, 1, 1, 2), (1, 1)),
+    ((2, 1), (1, 0, 0, 1), (1, 2)),
+    ((3, 2), (3, 4, 0, 0), (2, 3)),
+]
+"""Stride, padding and dilation: all taps somewhere outside, apart, and some that see nothing."""
+IMAGE = (9, 8)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def integers(*shape, low=-128):
+    """Return random whole numbers of int8."""
+    return torch.randint(low, 128, shape, dtype=torch.int8)
+
+
+def gradients(*shape):
+    """Return gradients that are whole numbers, many of them 0."""
+    return torch.randint(-9, 10, shape).float()
+
+
+def scales(count):
+    """Return a power of two for each result."""
+    return torch.exp2(torch.randint(-9, 3, (count,)).float())
+
+
+def out_size(window, geometry):
+    """Return the places of a window in each direction."""
+    stride, padding, dilation = geometry
+    return [
+        (IMAGE[k] + sum(padding[2 * k : 2 * k + 2]) - dilation[k] * (window[k] - 1) - 1)
+        // stride[k]
+        + 1
+        for k in range(2)
+    ]
+
+
+def same(name, *args):
+    """Compare a kernel with its operator: each bit."""
+    (found,) = lowered(operator(name), *args).execute().values()
+    wanted = operator(name)(*args)
+    assert found.shape == wanted.shape
+    assert torch.equal(found.to(wanted.dtype), wanted), name
+    return wanted
+
+
+def lists(geometry):
+    """Return stride, padding and dilation as operators take them."""
+    return tuple(map(list, geometry))
+
+
+CONVOLUTIONS = list(product(((8, 8, 1), (6, 10, 2), (3, 5, 1), (12, 8, 4)), GEOMETRIES))
+
+
+@pytest.mark.parametrize(("sizes", "geometry"), CONVOLUTIONS, ids=str)
+def test_gradients_of_convolutions(sizes, geometry):
+    """Of input and weight, with groups, at the edges of images, blocks of 4 and what is left."""
+    channels, results, groups = sizes
+    weight = integers(results, 3, 3, channels // groups, low=-127)
+    gradient = gradients(2, *out_size((3, 3), geometry), results)
+    placed = (*lists(geometry), groups)
+    same("convolution_input_gradient", gradient, weight, scales(results), list(IMAGE), *placed)
+    x = integers(2, *IMAGE, channels)
+    same("convolution_weight_gradient", gradient, x, 0.25, -7, [3, 3], *placed)
+
+
+@pytest.mark.parametrize(("channels", "geometry"), list(product((8, 7), GEOMETRIES)), ids=str)
+def test_gradients_of_depthwise_convolutions(channels, geometry):
+    """Each channel has its own window, and its own scale."""
+    weight = integers(3, 2, channels, low=-127)
+    gradient = gradients(2, *out_size((3, 2), geometry), channels)
+    placed = lists(geometry)
+    given = (gradient, weight, scales(channels), list(IMAGE), *placed, channels)
+    same("convolution_input_gradient", *given)
+    x = integers(2, *IMAGE, channels)
+    same("depthwise_weight_gradient", gradient, x, 0.5, 99, [3, 2], *placed)
+
+
+@pytest.mark.parametrize("shape", [(1,), (9,), (2, 3, 3)], ids=str)
+def test_gradients_of_layers_of_pixels(shape):
+    """Of convolutions of 1 x 1 and linear layers: blocks of 4 pixels and what is left."""
+    for channels, results in ((8, 12), (7, 5)):
+        gradient, x = gradients(*shape, results), integers(*shape, channels)
+        weight = integers(results, channels, low=-127)
+        same("pointwise_input_gradient", gradient, weight, scales(results))
+        same("pointwise_weight_gradient", gradient, x, 2.0, -128)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_gradients_of_pools(padding):
+    """Means share a gradient, the first of equal maxima gets it, also of reals, bit for bit."""
+    x = integers(2, *IMAGE, 5)
+    x[x % 4 > 0] = -128
+    pads = [padding, padding, 0, padding]
+    for window, stride, dilation in (((3, 2), (2, 1), (1, 1)), ((2, 3), (1, 1), (2, 1))):
+        numbers = (list(window), list(stride), pads, list(dilation))
+        y = operator("maximum")(x, *numbers)
+        gradient = gradients(*y.shape)
+        gradient[gradient == 0] = 0.5
+        same("maximum_gradient", gradient, x, y, *numbers)
+    shape = (2, *out_size((3, 3), ((2, 2), pads, (1, 1))), 5)
+    same("average_gradient", gradients(*shape) * 9, list(IMAGE), [3, 3], [2, 2], pads)
+    same("average_gradient", gradients(2, 1, 1, 5) * 72, list(IMAGE), list(IMAGE), [1, 1], [0] * 4)
+
+
+def test_masks_and_starts():
+    """A byte at a limit has no gradient; a sum begins with the zero of its input."""
+    gradient, y = gradients(3, 4, 5), integers(3, 4, 5)
+    gradient[0, 0] = torch.nan
+    for low, high in ((-128, 127), (-3, 90)):
+        (found,) = lowered(operator("mask"), gradient, y, low, high).execute().values()
+        wanted = operator("mask")(gradient, y, low, high)
+        assert torch.equal(found.isnan(), wanted.isnan())
+        assert torch.equal(found.nan_to_num(), wanted.nan_to_num().double())
+    for shape in ((5, 7), (3, 3, 6), (6, 3, 2, 4)):
+        same("start", integers(*shape, low=-127), -128)
+
+
+# -- updates ---------------------------------------------------------------------------------------
+def numbers_of_updates():
+    """Return weights, residuals and gradients: ties, limits, huge ones, what is no number."""
+    count = 4000
+    whole = torch.randint(-127 * 256, 127 * 256 + 1, (count,))
+    whole[:8] = torch.tensor([-32512, 32512, -128, 127, 128, -129, 0, 1])
+    change = torch.randn(count) * 3
+    change[::4] = torch.randint(-999, 999, change[::4].shape) / 512  # every second one a tie
+    ends = [1e30, -1e30, torch.nan, torch.inf, -torch.inf, 3e38, -0.0, 1e-45]
+    change[3 : 3 + 4 * len(ends) : 4] = torch.tensor(ends)
+    high = (whole + 128) >> 8
+    return high.to(torch.int8), (whole - 256 * high).to(torch.int8), change
+
+
+def updated(weight, residual, gradient, scale, sizes, *numbers):
+    """Return weights and residuals that the kernel leaves, as those that it is given."""
+    types = {"w": DataType.INT8, "r": DataType.INT8, "g": DataType.REAL, "s": DataType.REAL}
+    given = dict(zip(types, (weight, residual, gradient, scale), strict=True))
+    memory = Memory(
+        {name: Buffer(elements=x.numel(), type=types[name]) for name, x in given.items()}
+    )
+    for name, tensor in given.items():
+        memory[name][...] = tensor.flatten().numpy()
+    memory.execute([Call("pm_q8_sgd", (*map(Ref, given), *sizes, *numbers))])
+    return (torch.from_numpy(memory[name]).view_as(weight) for name in "wr")
+
+
+def test_updates_at_ties_and_limits():
+    """Of 16 bits, to even; what is past a limit stays there, NaN changes nothing."""
+    weight, residual, change = numbers_of_updates()
+    one = torch.ones(1)
+    found = updated(weight, residual, change, one, (1, len(change), 0, len(change)), 1.0, 1.0, 0.0)
+    update_16_bits(weight, residual, change)
+    for mine, theirs in zip(found, (weight, residual), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("decay", "sign"), [(0.0, 1.0), (0.037, 1.0), (0.5, -1.0)])
+def test_updates_have_the_bits_of_eager(decay, sign):
+    """Rates, scales of each result, and weight decay, of whatever real numbers."""
+    weight, residual, gradient = (x.view(2, 40, 50) for x in numbers_of_updates())
+    rate = float(np.float32(0.3))
+    for shape, sizes in (((80, 50), (80, 50)), ((4, 20, 50), (50, 1))):
+        state = [x.reshape(shape).clone() for x in (weight, residual)]
+        gradients_ = gradient.reshape(shape).clone()
+        scale = torch.rand(sizes[0]) * 0.1
+        all_ = (*sizes, 0, 4000)
+        found = updated(*state, gradients_, scale, all_, rate, sign, decay)
+        subtract_gradient(state, sign * gradients_, scale, rate, weight_decay=decay)
+        for mine, theirs in zip(found, state, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("kernel", "fused"), QUANTIZED.items())
+def test_updates_in_place_have_the_bits_of_two_calls(kernel, fused):
+    """A kernel that makes a gradient and updates with it is both, also in parts of any size."""
+    depthwise, pixels = "depthwise" in kernel, 60
+    channels, results = (10, 10) if depthwise else (10, 6)
+    groups = channels if depthwise else 2
+    sizes = ConvolutionSizes(channels, 5, 6, results, 3, 6, 3, 3, 2, 1, 1, 1, 1, 1, groups)
+    count, shape = sizes.results * sizes.window * sizes.group_channels, (tuple(sizes), 2)
+    places = 2 * sizes.out_plane
+    if "pointwise" in kernel:
+        count, shape, places = channels * results, (pixels, channels, results), pixels
+    given = {
+        "w": integers(count, low=-127), "r": integers(count), "x": integers(pixels * channels),
+        "g": torch.randn(places * results), "s": torch.rand(results), "d": torch.zeros(count),
+    }  # fmt: skip
+    numbers, made = (0.7, 1.0, 0.01), (Ref("g"), Ref("x"), *shape, 0.02, -3)
+
+    def changed(*calls):
+        kinds = {torch.int8: DataType.INT8, torch.float32: DataType.REAL}
+        memory = Memory(
+            {n: Buffer(elements=x.numel(), type=kinds[x.dtype]) for n, x in given.items()}
+        )
+        for name, tensor in given.items():
+            memory[name][...] = tensor.numpy()
+        memory.execute(calls)
+        return np.concatenate([memory[name] for name in "wr"])
+
+    def parts(size):
+        for first in range(0, count, size):
+            n = min(size, count - first)
+            own = (Ref("w", first), Ref("r", first))
+            yield Call(fused, (*own, *made, Ref("s"), first, n, *numbers))
+
+    per = (results, 1 if depthwise else count // results)
+    two = [
+        Call(kernel, (Ref("d"), *made)),
+        Call("pm_q8_sgd", (*map(Ref, "wrds"), *per, 0, count, *numbers)),
+    ]
+    wanted = changed(*two)
+    assert (wanted[:count] != given["w"].numpy()).any()
+    for size in (count, 7, 32):
+        np.testing.assert_array_equal(changed(*parts(size)), wanted, f"{kernel} by {size}")

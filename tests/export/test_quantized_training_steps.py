@@ -1,0 +1,201 @@
+"""Steps whose int8 weights train, exported and run: near eager PyTorch, the same on each board."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import poetmodel.torch as pmt
+from kit.export_agreement import SCHEDULES, Exported
+from kit.programs import needs
+from kit.rotation import rotating
+from kit.shared_objects import build
+from poetmodel.export.board import Target, run
+from poetmodel.torch.lowering.step import lower
+
+STEPS = 20
+RATE = 0.25
+EXACTNESS = "int8 weights, trained by quantization-aware scaling: not the numbers of float training"
+WAYS = {
+    "recomputed": {"share": 0.6, "paging": False},
+    "mapped, committed": {"share": 0.1, "device": "nano33ble", "commit": True},
+}
+KINDS = ("weight", "residual")
+
+
+class Block(nn.Module):
+    """Layers of each kind that has a backward pass in int8, with a sum around two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 9, 3, 2, 1)
+        self.depthwise = nn.Conv2d(9, 9, 3, 1, 1, groups=9)
+        self.project = nn.Conv2d(9, 9, 1)
+        self.grouped = nn.Conv2d(9, 12, 3, padding=1, groups=3)
+        self.head = nn.Linear(12 * 3 * 3, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        x = functional.relu6(self.first(x))
+        x = x + self.project(functional.relu6(self.depthwise(x)))
+        x = functional.avg_pool2d(functional.relu(self.grouped(x)), 2, 1)
+        return self.head(functional.max_pool2d(x, 3, 2, 1).flatten(1))
+
+
+def batches(count=4, size=12):
+    """Return batches of two images with what their results should be."""
+    random = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(2, 3, size, size, generator=random), torch.randn(2, 4, generator=random))
+        for _ in range(count)
+    ]
+
+
+def network(train="all"):
+    """Return a network in int8."""
+    torch.manual_seed(0)
+    return pmt.quantized(Block().eval(), [x for x, _ in batches()], train=train)
+
+
+def step_of(model, loss=functional.mse_loss, *, decay=1e-3, **options):
+    """Return a step with the network's optimizer."""
+    optimizer = pmt.QuantizedSGD(model, lr=RATE, weight_decay=decay)
+    return lower(model, loss, batches()[0], optimizer=optimizer, **options)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Return a network all of whose layers train, and its step."""
+    model = network()
+    return model, step_of(model)
+
+
+@pytest.fixture(scope="module")
+def kept(whole, tmp_path_factory):
+    """Return what the step leaves where all is kept in RAM."""
+    return Exported(whole[1], tmp_path_factory.mktemp("kept"))
+
+
+def on_host(exported, steps=STEPS):
+    """Return what steps of a program leave, in float."""
+    return exported.outcome(batches(), steps, target=Target.HOST)
+
+
+def eager(model, loss=functional.mse_loss, *, decay=1e-3, clip=None, accumulate=1, steps=STEPS):
+    """Return the losses of eager steps, and the state that they leave."""
+    twin = copy.deepcopy(model)
+    optimizer = pmt.QuantizedSGD(twin, lr=RATE, weight_decay=decay)
+    losses = []
+    for number in range(steps):
+        x, y = batches()[number % 4]
+        found = loss(twin(x), y)
+        losses.append(found.item())
+        (found / accumulate).backward()
+        if (number + 1) % accumulate == 0:
+            if clip:
+                torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, {name: x.numpy() for name, x in twin.state_dict().items()}
+
+
+def assert_near(found, model, **options):
+    """Compare with eager steps: at most one of a hundred bytes of weights differs, by one step."""
+    losses, state = eager(model, **options)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-3)
+    apart, count, moved = 0, 0, 0
+    for name, mine in found.tensors.items():
+        if name.endswith("bias"):
+            np.testing.assert_allclose(mine, state[name], rtol=1e-3, atol=1e-5)
+        elif name.endswith("weight"):
+            whole = (x[name].astype(int) * 256 + x[name.replace("weight", "residual")]
+                     for x in (found.tensors, state))  # fmt: skip
+            one, two = whole
+            apart += np.count_nonzero(one != two)
+            count += one.size
+            assert np.abs(one - two).max() <= 2
+            before = model.state_dict()[name].numpy()
+            moved += np.count_nonzero(before != mine)
+    assert apart <= 0.01 * count
+    assert moved > 0.05 * count, "weights must move for this to say anything"
+
+
+def test_whole_steps_are_near_eager(whole, kept):
+    """After 20 steps, sums of real numbers in another order: the same weights but for some."""
+    assert_near(on_host(kept), whole[0])
+    assert kept.manifest["exactness"] == EXACTNESS
+    sizes = {s["name"]: s["bytes"] for s in kept.manifest["states"]}
+    for name, layer in whole[0].trained_layers().items():
+        assert [sizes[f"{name}.{kind}"] for kind in KINDS] == [layer.weight.numel()] * 2
+
+
+@pytest.mark.parametrize(
+    "schedule", ["recomputed", *rotating(("blocking", "mapped", "dma", "mapped, committed"), ())]
+)
+def test_schedules_have_the_bits_of_keep_all(schedule, whole, kept, tmp_path):
+    """Whatever is recomputed, or paged out: the same losses and state."""
+    options = WAYS.get(schedule, SCHEDULES.get(schedule))
+    exported = Exported(whole[1], tmp_path, **options)
+    assert exported.ops["again"] or exported.ops["page_in"] or schedule == "dma"
+    assert on_host(exported, 6).same_bits(on_host(kept, 6))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))],
+)
+def test_boards_have_the_bits_of_the_host(target, kept):
+    """With a unit for floats or none: each core leaves the same losses and state."""
+    found = kept.outcome(batches(), 3, target=target)
+    assert found.same_bits(on_host(kept, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"accumulate": 3}, {"clip_grad_norm": 0.05}], ids=str)
+def test_gradients_that_are_kept_update_as_eager_does(options, tmp_path):
+    """Sums of batches, and gradients whose norm is bounded, are tensors; updates follow."""
+    model = network()
+    exported = Exported(step_of(model, **options), tmp_path / "kept")
+    given = {"clip": options.get("clip_grad_norm"), "accumulate": options.get("accumulate", 1)}
+    losses, state = eager(model, steps=9, **given)
+    found = on_host(exported, 9)
+    stored = Exported(exported.deployment.step, tmp_path / "stored", **WAYS["mapped, committed"])
+    assert on_host(stored, 9).same_bits(found)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-4)
+    for name, layer in model.trained_layers().items():
+        mine = found.tensors[f"{name}.weight"]
+        assert np.count_nonzero(mine != state[f"{name}.weight"]) <= 0.01 * mine.size
+        assert (layer.weight.numpy() != mine).any()
+
+
+def test_end_behind_a_front_is_stored_evaluated_and_loaded(tmp_path):
+    """Commits, stored samples and inference have what trains, and files give it back."""
+    needs(Target.HOST)
+    model = network(train="last-2")
+    optimizer = pmt.QuantizedSGD(model, lr=RATE)
+    given = {"ram": "120%", "device": "nrf52840", "gap": 0.5, "time_limit": 60}
+    more = {"commit": True, "replay": 2, "evaluate": True, "infer": True}
+    folder = tmp_path / "folder"
+    entropy = functional.cross_entropy
+    labelled = [(x, torch.tensor([k % 4, 1])) for k, (x, _) in enumerate(batches())]
+    pmt.export(model, entropy, labelled[0], folder=folder, optimizer=optimizer, **given, **more)
+    raw = b"".join(x.numpy().tobytes() + y.numpy().astype("<i4").tobytes() for x, y in labelled)
+    words = ("infer=outputs.bin",)
+    found = run(
+        build(folder, Target.HOST), Target.HOST, folder,
+        inputs=raw, steps=8, learning_rate=RATE, words=words,
+    ).require_success()  # fmt: skip
+    (folder / "state.bin").write_bytes(found.state)
+    twin = copy.deepcopy(model)
+    pmt.load_state(folder, twin)
+    changed = {n for n, x in twin.state_dict().items() if not torch.equal(x, model.state_dict()[n])}
+    assert changed >= {"head.weight", "head.residual", "head.bias"}
+    assert not any(name.startswith(("first", "depthwise", "project")) for name in changed)
+    pmt.save_state(twin, tmp_path / "again.bin", folder=folder)
+    assert (tmp_path / "again.bin").read_bytes() == found.state
+    outputs = np.fromfile(folder / "outputs.bin", "<f4").reshape(2, 4)
+    with torch.no_grad():
+        np.testing.assert_array_equal(outputs, twin(labelled[-1][0]).numpy())
