@@ -194,13 +194,13 @@ def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
     eager = make(ram=None, checkpointed=False)
     found, expected = facts_of(eager)
     methods = [{"method": "eager", **found}]
-    whole_bytes = found["heap_peak_bytes"]
+    whole_bytes = _highest(found["heap_peak_bytes"])
     budgets: list[tuple[str, float, int]] = [
         ("backend", share, int(share * whole_bytes)) for share in shares
     ]
     checkpointed, _ = facts_of(make(ram=None, checkpointed=True), eager)
     methods.append({"method": "checkpoint", **checkpointed})
-    peak_bytes = checkpointed["heap_peak_bytes"]
+    peak_bytes = _highest(checkpointed["heap_peak_bytes"])
     budgets.append(("backend@checkpoint", peak_bytes / whole_bytes, peak_bytes))
     for method, share, ram in budgets:
         distributed.barrier()
@@ -218,6 +218,13 @@ def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
     distributed.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # threads of the profiler
+
+
+def _highest(number: int) -> int:
+    """Return the highest number of all processes."""
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, number)
+    return int(max(gathered))
 
 
 def _write(methods: list[dict[str, Any]], file: str) -> None:

@@ -182,7 +182,8 @@ class PrimalSearch:
         self, job: WorkerJob, problem: Problem, request: Request, params: LazyParams
     ) -> None:
         self.job = job
-        request = replace(request, on_progress=self._report, started_s=time.monotonic())
+        request = replace(request, started_s=time.monotonic(), wall_end_s=None)
+        request = replace(request, on_progress=self._report)
         self.session = Session(problem, request, params=params)
         self.primal = PrimalHeuristic(self.session, is_waited_for=self._is_waited_for)
         self._answer: Schedule | None = None

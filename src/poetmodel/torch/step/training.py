@@ -48,7 +48,7 @@ class TrainingGraph(CapturedGraph):
     def _profiler(self, *, measured: bool) -> OpProfiler:
         return _UpdateProfiler(measured=measured)
 
-    def _begin(self) -> None:
+    def _add_sources(self) -> None:
         """Add an operation for each storage that is there before the step."""
         numbers: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # held: keys are of the living
