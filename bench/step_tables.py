@@ -580,24 +580,27 @@ def int8_accuracy() -> str:
 
 
 def int8_training() -> str:
-    """Return what networks learn in float and in int8: means and ranges, by data and batch."""
-    found = int8_training_runs()
-    ways = list(dict.fromkeys(found.way))
-    kinds = list(dict.fromkeys(zip(found.data, found.batch, strict=True)))
-    lines = []
-    for way in ways:
-        cells = []
-        for data, batch in kinds:
-            chosen = found[(found.way == way) & (found.data == data) & (found.batch == batch)]
-            seeds = 100 * chosen.accuracy
-            cells.append(f"{seeds.mean():.1f} ({seeds.min():.0f} to {seeds.max():.0f})")
-        lines.append((way, *cells))
-    before = [
-        f"{100 * found[(found.data == data) & (found.batch == batch)].before.mean():.1f}"
-        for data, batch in kinds
+    """Return what networks learn in float and in int8: means and ranges, by data and steps."""
+    kinds = ["data", "steps", "batch"]
+    found = int8_training_runs().sort_values(kinds, kind="stable")
+    columns = dict(iter(found.groupby(kinds, sort=False)))
+    lines = [
+        (way, *(_seeds(runs[runs.way == way].accuracy) for runs in columns.values()))
+        for way in dict.fromkeys(found.way)
     ]
-    heads = ("trained", *(f"{data}, batch {batch}" for data, batch in kinds))
-    return figures([*lines, ("nothing", *before)], heads, words=1)
+    lines.append(
+        ("nothing", *(_seeds(runs.drop_duplicates("seed").before) for runs in columns.values()))
+    )
+    heads = ("trained", *(f"{data}, {steps} x {batch}" for data, steps, batch in columns))
+    return figures(lines, heads, words=1)
+
+
+def _seeds(accuracy: pd.Series) -> str:
+    """Return mean, least and largest accuracy of networks [%]; a dash if there is none."""
+    if accuracy.empty:
+        return "-"
+    shown = 100 * accuracy
+    return f"{shown.mean():.1f} ({shown.min():.0f} to {shown.max():.0f})"
 
 
 def int8_training_runs() -> pd.DataFrame:

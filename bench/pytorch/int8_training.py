@@ -33,10 +33,14 @@ KIND: Final = "int8 training"
 """Kind of the records."""
 DATA: Final = {"digits": "sklearn", "signals": "mnist1d"}
 """Data sets, and the packages that have them."""
-BATCHES: Final = {1: 400, 8: 300}
-"""Samples of each step, and how many steps there are."""
-RATES: Final = {1: (0.003, 0.01, 0.03), 8: (0.03, 0.1, 0.3)}
-"""Learning rates that are tried, by samples of a step."""
+LENGTHS: Final = (
+    (1, 400, (0.003, 0.01, 0.03)),
+    (8, 300, (0.03, 0.1, 0.3)),
+    (8, 900, (0.03, 0.1)),
+)
+"""Samples of each step, how many steps there are, and the learning rates that are tried."""
+LONG: Final = 900
+"""Steps of runs that only ways to train all of a network have, on digits."""
 SEEDS: Final = 3
 """Networks of each way, from other weights and with other samples."""
 PRETRAINED: Final = 500
@@ -55,8 +59,9 @@ class _Nearest(pmt.QuantizedSGD):
 
 
 class _Halves:
-    def uniform(self, weight: Tensor) -> Tensor:
-        """Return a half for each weight."""
+    def uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
+        """Return a half for each weight, whatever the place of the first one."""
+        del first
         return torch.full(weight.shape, 0.5)
 
 
@@ -124,15 +129,17 @@ class TrainingRun(RecordedRun):
     @property
     def name(self) -> str:
         """What it is called in the records."""
-        return f"{self.data} | batch {self.batch} | {self.way}"
+        return f"{self.data} | batch {self.batch} | {self.steps} steps | {self.way}"
 
 
 def runs(data: tuple[str, ...] = tuple(DATA)) -> Iterator[TrainingRun]:
     """Yield every way on some data sets."""
     for name in data:
-        for batch, steps in BATCHES.items():
-            given: dict[str, Any] = {"batch": batch, "steps": steps, "rates": RATES[batch]}
-            yield from (TrainingRun(data=name, way=way, **given) for way in WAYS)
+        for batch, steps, rates in LENGTHS:
+            given: dict[str, Any] = {"batch": batch, "steps": steps, "rates": rates}
+            for way in WAYS:
+                if steps < LONG or (name == "digits" and way.startswith("all")):
+                    yield TrainingRun(data=name, way=way, **given)
 
 
 def smoke_runs() -> Iterator[TrainingRun]:

@@ -5,8 +5,10 @@ import re
 import sys
 import time
 import tomllib
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -16,7 +18,11 @@ from torch import nn
 from torch._dynamo.backends import registry
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
@@ -222,6 +228,55 @@ def test_a_loss_outside_is_told_or_counted(outside, caplog):
         assert record.keep_all_bytes == pytest.approx(whole.keep_all_bytes, rel=0.01)
         assert record.predicted_peak_bytes <= 1.05 * peak
     assert all(map(torch.equal, gradients(run), gradients(model)))
+
+
+POLICIES = [
+    ({"addmm": CheckpointPolicy.MUST_SAVE}, "75%", {"addmm": (3, 3), "gelu": (4, 6)}),
+    ({"addmm": CheckpointPolicy.MUST_RECOMPUTE}, "100%", {"addmm": (6, 6), "gelu": (3, 3)}),
+    ({"gelu": CheckpointPolicy.PREFER_RECOMPUTE}, "100%", {"addmm": (3, 3), "gelu": (3, 3)}),
+    ({"addmm": CheckpointPolicy.PREFER_SAVE}, "62%", {"addmm": (4, 6), "gelu": (3, 6)}),
+    ({"addmm": getattr(CheckpointPolicy, "MUST_CPU_OFFLOAD", None)}, "75%", None),
+]
+"""Policies by operator, a budget, and how often operators then run, at least and at most."""
+
+
+@pytest.mark.parametrize(("policies", "ram", "expected"), POLICIES)
+def test_policies_of_selective_checkpoints_bind(policies, ram, expected):
+    """Those that must; the plan chooses where a policy prefers."""
+
+    def policy(_context, operator, *_arguments, **_keywords):
+        name = operator.overloadpacket.__name__
+        return policies.get(name, CheckpointPolicy.PREFER_RECOMPUTE)
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3)]
+    model, x = nn.ModuleList(layers), torch.randn(256, 64)
+
+    def step(x, own=lambda layer, x: layer(x)):
+        for layer in model:
+            x = own(layer, x)
+        return x.square().mean()
+
+    def checkpointed(x):
+        return step(x, lambda *given: checkpoint(*given, use_reentrant=False, context_fn=contexts))
+
+    torch._dynamo.reset()
+    back = pmt.backend(ram, cache=False, gap=0.1)
+    run = torch.compile(checkpointed, backend=back, fullgraph=True, dynamic=False)
+    if expected is None:
+        with pytest.raises(BackendCompilerFailed, match="MUST_CPU_OFFLOAD"):
+            run(x)
+        return
+    run(x).backward()
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    step(x).backward()
+    assert all(map(torch.equal, found, (parameter.grad for parameter in model.parameters())))
+    with torch.profiler.profile() as seen:
+        run(x).backward()
+    counts = Counter(event.name.removeprefix("aten::") for event in seen.events())
+    for name, (least, most) in expected.items():
+        assert least <= counts[name] <= most
 
 
 def test_results_beside_the_loss_may_lead_nowhere_back():
@@ -505,7 +560,7 @@ def test_a_summary_says_that_nothing_was_compiled():
     [
         ({"regions": ["encoder"]}, "expected budgets by module"),
         ({"regions": {"encoder.*": "much"}}, "expected a size"),
-        ({"regions": {"encoder.*": "1MiB"}, "kernels": "inductor"}, "only counted with kernels"),
+        ({"regions": {"encoder.*": "1MiB"}, "kernels": "inductor"}, "regions: needs kernels"),
     ],
 )
 def test_wrong_budgets_of_regions_are_refused(given, told):

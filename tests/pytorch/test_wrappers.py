@@ -146,6 +146,22 @@ def test_buckets_of_ddp_share_a_budget():
     assert not back.plans
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_wrappers_refuse_gradients_that_are_not_returned(alone, is_sharded):
+    """They reduce what autograd has, also where a function was compiled before."""
+    back = pmt.backend("100%", cache=False, add_gradients=True)
+    model, (x, _) = Block(), batches()
+    model.compile(backend=back, **OPTIONS)
+    if not is_sharded:
+        model(x).sum().backward()
+    wrapped = fully_shard(model, mesh=alone) if is_sharded else DistributedDataParallel(model)
+    with (
+        torch._dynamo.config.patch(optimize_ddp=False),
+        pytest.raises((pmt.CaptureError, BackendCompilerFailed), match="add_gradients: Distrib"),
+    ):
+        wrapped(x)
+
+
 @pytest.mark.parametrize("options", [OPTIONS, {}])
 @pytest.mark.parametrize("is_called", [False, True])
 @pytest.mark.usefixtures("alone")

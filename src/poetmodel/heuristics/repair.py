@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -130,8 +130,8 @@ class Repair:
         """Return the changes that relieve a stage best for their price, the best first.
 
         They are one in `choices_per_relief` of all, at least one. The recovery of a tensor is
-        searched only if its least price could make it one of them, and below the price up to which
-        it is.
+        searched only if its least price could make it one of them; where only one is returned, only
+        below the price at which it would be.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
@@ -140,8 +140,8 @@ class Repair:
         ranked: list[tuple[float, int, int, float, Recovery | None]] = []
         """Least ranks of tensors, with their next needs, gains by noise, and recoveries, None if
         these are not known yet."""
-        highest: dict[int, float] = {}
-        """Ranks that tensors have at most: with a page-in, or with the recovery that is known."""
+        best = math.inf
+        """The rank that some tensor has at most: with a page-in, or with a known recovery."""
         for i, first, need in partial.across(stage):
             check_time_limit()
             freed: Sequence[tuple[int, int]] = ((first, need),)
@@ -155,24 +155,23 @@ class Repair:
                 gain = relief.of(freed, partial.sizes[i]) / self._noisy(1.0, FIT_NOISE)
                 ranked.append((_rank(gain, least), i, need, gain, known))
                 if paged < math.inf:
-                    highest[i] = _rank(gain, paged)
+                    best = min(best, _rank(gain, paged))
         heapify(ranked)
         plans: list[Recovery] = []
         most = max(1, len(ranked) // self.style.choices_per_relief)
         while ranked and len(plans) < most:
-            rank, i, need, gain, known = heappop(ranked)
+            _, i, need, gain, known = heappop(ranked)
             if known is not None:
                 plans.append(known)
                 continue
             check_time_limit()
-            worst = nsmallest(most, highest.values())[-1] if len(highest) >= most else 0.0
-            if rank > worst:
-                continue
-            below = gain / -worst * CLEARLY if -math.inf < worst < 0 else math.inf
+            is_bounded = most == 1 and -math.inf < best < 0
+            below = gain / -best * CLEARLY if is_bounded else math.inf
             known = recoveries.cheapest(i, need, chain, below)
             if known is not None:
-                highest[i] = _rank(gain, known.price)
-                heappush(ranked, (highest[i], i, need, gain, known))
+                rank = _rank(gain, known.price)
+                best = min(best, rank)
+                heappush(ranked, (rank, i, need, gain, known))
         return plans
 
     def _storage_home(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from poetmodel.choosing.search import (
     renamed,
     select,
 )
+from poetmodel.clock import now_s
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -240,7 +240,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     layers = layers_of(freezable.parameters, per)
     worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
     problem = Problem(step.graph, _costs(step, device, profile), **limits)
-    clock = replace(clock, started_s=time.monotonic() - used_s)
+    clock = replace(clock, started_s=now_s() - used_s)
     selection = select(
         freezable,
         problem,

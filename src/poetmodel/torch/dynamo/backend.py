@@ -13,6 +13,7 @@ from poetmodel.files import unknown_key
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.dynamo.compiling import BY_NAME, Backend
+from poetmodel.torch.dynamo.gradients import OPTION
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
     BackendOptions,
@@ -41,7 +42,7 @@ _NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
 """Back ends that were asked for by name, with their options."""
 
 
-def backend(
+def backend(  # noqa: PLR0913 - its options
     ram: str | int,
     *,
     kernels: str = EAGER,
@@ -53,6 +54,7 @@ def backend(
     outside: str | int | None = None,
     regions: Mapping[str, str | int] | None = None,
     loss_only: bool = False,
+    add_gradients: bool = False,
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
@@ -94,6 +96,13 @@ def backend(
         Whether the backward pass begins with numbers alone: where one of the results is a loss,
         others, such as logits, are returned without a way back. PyTorch would make gradients of
         zeros for them. A gradient that reaches one of them is an error.
+    add_gradients : bool
+        Whether the backward pass adds each gradient of a parameter to ``.grad`` as soon as it is
+        computed, and frees it, in place of returning all at its end. ``.grad`` is not part of the
+        budget then. Hooks of ``register_post_accumulate_grad_hook`` run after the backward pass of
+        the function. Other hooks of parameters, gradients that are not for ``.grad``, parameters
+        that get gradients from elsewhere in the same backward pass, DDP and FSDP2 are refused by
+        name. Only with eager kernels.
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
@@ -126,6 +135,7 @@ def backend(
         outside=outside,
         regions=regions,
         loss_only=loss_only,
+        add_gradients=add_gradients,
         on_progress=on_progress,
         cache=Cache.of(cache),
     )
@@ -147,8 +157,8 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     if kernels == INDUCTOR and given["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
     if kernels == INDUCTOR:
-        wanted = (name for name in ("outside", "regions") if given[name] is not None)
-        yield from (f"{name}: only counted with kernels={EAGER!r}" for name in wanted)
+        wanted = (name for name in ("outside", "regions", OPTION) if given[name])
+        yield from (f"{name}: needs kernels={EAGER!r}" for name in wanted)
     if kernels == INDUCTOR and costs == MEASURED:
         yield f"costs: kernels that are not written yet cannot be {MEASURED}"
     if costs is not None and given["device"] is not None:
@@ -159,6 +169,7 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
         "cache": ("a folder, True or False", str | Path | bool),
         "on_progress": ("a function", Callable | None),
         "loss_only": ("True or False", bool),
+        OPTION: ("True or False", bool),
     }
     for name, (expected, kind) in kinds.items():
         if not isinstance(given[name], kind) or given[name] == "":

@@ -18,8 +18,14 @@ from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
+from poetmodel.torch.dynamo.gradients import (
+    WRAPPED,
+    Additions,
+    insert_additions,
+    trained_parameters,
+)
 from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
-from poetmodel.torch.dynamo.live_calls import CountedGraph
+from poetmodel.torch.dynamo.live_calls import CountedGraph, node_of
 from poetmodel.torch.dynamo.outside import LossOnly, Remeasured
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
@@ -82,8 +88,10 @@ class Backend(GraphPlanner):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         add_wrapper_advice(_refuser)
-        self._names: dict[int, str] = {}
+        self.names: dict[int, str] = {}
         """What the function that is compiled calls its arguments, by number."""
+        self._parameters: dict[int, str] = {}
+        """Names of its arguments whose gradients the backward pass adds, by number."""
 
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
@@ -146,6 +154,8 @@ class Backend(GraphPlanner):
     def _surroundings(self) -> dict[str, Any]:
         """Return what is known of wrappers, and of other calls, around the function."""
         sharded, ddp = _sharded(), active_ddp()
+        if self._wanted.add_gradients and (sharded or ddp is not None):
+            raise CaptureError(WRAPPED)
         self._sharded.update(sharded)
         if ddp is not None:
             self._replicas.add(ddp)
@@ -197,6 +207,8 @@ class Backend(GraphPlanner):
         is_fsdp = self._call is not None and self._call.is_sharded
         counted = CountedGraph(self._live, is_sharded=is_fsdp)
         forward, inference = self._compiler, self._inference
+        is_adding = self._wanted.add_gradients
+        self._parameters = trained_parameters(inputs, self.names) if is_adding else {}
         if not self._is_predicted:
             forward = _count_passes(forward, counted.count_forward)
             backward = _count_passes(backward, counted.count_backward)
@@ -217,7 +229,10 @@ class Backend(GraphPlanner):
         counted.frontier = self._frontier
         if counted.is_several and self._wanted.stated_bytes is None:
             counted.budget_bytes = 0  # a percentage is of all calls of the step
-        return CompiledVariant(counted.note_nodes(compiled), counted)
+        run = counted.note_nodes(compiled)
+        if self._parameters:
+            run = Additions(self._parameters).checked(run, node_of)
+        return CompiledVariant(run, counted)
 
     def variant(
         self, of: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]
@@ -230,7 +245,7 @@ class Backend(GraphPlanner):
         record = replace(record, name=name, ram_budget_bytes=budget_bytes)
         planned = replace(planned, record=record)
         with self.noting_refusals(), self.first_call(before=call, planned=planned):
-            self._frontier = of.frontier
+            self._frontier, self.names = of.frontier, of.names
             try:
                 return self._variant(of.module, arguments, self._compiler)
             finally:
@@ -259,13 +274,13 @@ class Backend(GraphPlanner):
 
     def _title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return which function a graph is of, and the shapes of its first inputs."""
-        shapes = []
+        self.names, shapes = {}, []
         for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
             source = getattr(getattr(node, "_dynamo_source", None), "name", "")
             name = str(source() if callable(source) else source)
-            self._names[number] = _LOCAL.sub(r"\1", name)
+            self.names[number] = _LOCAL.sub(r"\1", name)
             if not _OF_MODULE.search(name) and isinstance(inputs[number], torch.Tensor):
-                shapes.append(f"{self._names[number]} {'x'.join(map(str, inputs[number].shape))}")
+                shapes.append(f"{self.names[number]} {'x'.join(map(str, inputs[number].shape))}")
         more = ", ..." if len(shapes) > _SHOWN else ""
         given = f" of {', '.join(shapes[:_SHOWN])}{more}" if shapes else ""
         return f", {_function()}{given}"
@@ -277,11 +292,13 @@ class Backend(GraphPlanner):
                 "torch.backends.mkldnn.enabled = False first, or use pmt.compile"
             )
         for node in graph.find_nodes(op="placeholder"):
-            name = self._names.get(getattr(node.meta.get("desc"), "idx", -1))
+            name = self.names.get(getattr(node.meta.get("desc"), "idx", -1))
             if name:
                 node.meta[SOURCE] = name
         graph.eliminate_dead_code()
         split_dropout(graph)
+        if forward_outputs is not None and self._parameters:
+            insert_additions(graph, self._parameters)
         return JointGraph(graph, forward_outputs)
 
     def _partition(
@@ -331,6 +348,7 @@ class CallsOfGraph:
     ) -> None:
         self.module = module
         self.frontier = frontier
+        self.names = back.names
         self._back = back
         self._base = base
         self.variants: dict[int, CompiledVariant] = {}

@@ -15,6 +15,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from poetmodel.graph import Graph, Phase
+from poetmodel.torch.dynamo.gradients import is_addition
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.dropout import dropout_mask
 from poetmodel.torch.graph.operators import (
@@ -105,7 +106,7 @@ class JointGraph(StepGraph):
             effects=frozenset(filter(is_effect, calls)),
             is_inlined=is_inlined,
         )
-        self.held = self.behind(self.results)
+        self.held = self.behind(node for node in self.results if not is_addition(node))
         """Numbers of what is handed over at the end."""
         self.outside_bytes = 0
         """What others take at most between the forward and the backward pass [B]."""
@@ -207,13 +208,37 @@ class JointGraph(StepGraph):
         return peak
 
     def is_repeatable(self, operation: Operation) -> bool:
-        """Return whether it gives the same again: draws nothing, and has no other effect.
+        """Return whether it may run again: it draws nothing, and has no other effect.
 
-        Operators of a user's own are taken not to.
+        Operators of a user's own are taken not to, and ``MUST_SAVE`` forbids it.
         """
+        if self.policy_of(operation) is CheckpointPolicy.MUST_SAVE:
+            return False
         target = operation.node.target
         is_unknown = target is dropout_mask or is_foreign(target)
         return not (operation.is_random or is_unknown or is_effect(operation.node))
+
+    def policy_of(self, operation: Operation) -> CheckpointPolicy | None:
+        """Return the policy of selective checkpointing for an operation; None without one."""
+        if operation.phase is not Phase.FORWARD:
+            return None
+        policy: CheckpointPolicy | None = operation.node.meta.get("recompute")
+        return policy
+
+    @property
+    def must_recompute(self) -> frozenset[int]:
+        """Numbers of the storages that ``MUST_RECOMPUTE`` keeps from being saved.
+
+        What cannot run again is saved all the same, and the caller has results.
+        """
+        made = (
+            number
+            for operation in self.operations
+            if self.policy_of(operation) is CheckpointPolicy.MUST_RECOMPUTE
+            and self.is_repeatable(operation)
+            for number in operation.storages
+        )
+        return frozenset(made) - self.handed_early
 
     def training_graph(self, *, turn_bytes: int | None = None) -> Graph:
         """Return the training graph.
@@ -292,6 +317,11 @@ class JointGraph(StepGraph):
         return frozenset(self.behind(self.results[: self.forward_outputs]))
 
     @cached_property
+    def added_bytes(self) -> int:
+        """The size of the gradients that the backward pass adds to ``.grad`` [B]."""
+        return sum(fake(node.args[0]).nbytes for node in self.results if is_addition(node))
+
+    @cached_property
     def copied_bytes(self) -> int:
         """The size of the gradients that autograd copies when it hands them over [B].
 
@@ -306,6 +336,8 @@ class JointGraph(StepGraph):
         total, taken = 0, set[fx.Node]()
         for node, kind in zip(gradients, kinds, strict=False):
             if not isinstance(node, fx.Node) or not isinstance(kind, GradAOTOutput):
+                continue
+            if is_addition(node):
                 continue
             like = fake(given[kind.grad_of])
             if node in taken or storage_of(node) not in own or not _lie_alike(node, like):
@@ -406,6 +438,11 @@ def _is_expanding(node: fx.Node) -> bool:
 def _check(graph: fx.Graph) -> None:
     for node in graph.nodes:
         value = fake(node)
+        if getattr(node.meta.get("recompute"), "name", "") == "MUST_CPU_OFFLOAD":
+            raise CaptureError(
+                f"{module_of(node) or node.name}: MUST_CPU_OFFLOAD: a plan pages to files alone: "
+                "return PREFER_SAVE, and give storage= a folder"
+            )
         if node.op == "get_attr" and value is None:
             user = next(iter(node.users), node)
             raise CaptureError(

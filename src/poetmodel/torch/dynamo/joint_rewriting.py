@@ -10,6 +10,7 @@ from torch import fx
 from poetmodel.graph import Phase
 from poetmodel.plan import Op
 from poetmodel.torch.dynamo import pages
+from poetmodel.torch.dynamo.gradients import is_addition
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.graph.tensors import fake
 
@@ -78,8 +79,9 @@ class JointRewriter(Rewriter):
         if operation.phase is Phase.BACKWARD and not self._is_backward:
             self._begin_backward()
         new = self.compute(operation.node, operation.storages)
-        if isinstance(fake(operation.node), tuple | list):
-            self._current[operation.node] = new  # for outputs that are no new memory
+        # For outputs that are no new memory, and for gradients that were added to `.grad`.
+        if isinstance(fake(operation.node), tuple | list) or is_addition(operation.node):
+            self._current[operation.node] = new
 
     def _results(self, nodes: Sequence[Any]) -> list[Any]:
         return [self.value(node) if isinstance(node, fx.Node) else node for node in nodes]

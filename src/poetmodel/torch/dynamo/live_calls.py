@@ -208,7 +208,7 @@ class CountedGraph:
             call: _LiveCall | None = self._begun.call
             if call is not None:
                 self._begun.call = None
-                call.node = _node_of(results)
+                call.node = node_of(results)
                 call.is_returned = True
             return results
 
@@ -559,7 +559,7 @@ def _storages(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
     return {reference.cdata: reference for reference in references}
 
 
-def _node_of(results: Any) -> weakref.ref[Any] | None:
+def node_of(results: Any) -> weakref.ref[Any] | None:
     """Return the autograd node of the call that made some results; None if none leads back."""
     nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     for _ in range(_VIEWS):

@@ -96,6 +96,8 @@ class PlanRecord:
     where nothing is."""
     regions: tuple[str, ...] = ()
     """What regions have in RAM when the backward pass begins, and their budgets."""
+    added_bytes: int = 0
+    """Gradients that the backward pass adds to ``.grad``, which the budget does not count [B]."""
     is_loss_missing: bool = False
     """Whether results need gradients, none of them is a number, and nothing is known outside."""
 
@@ -114,6 +116,8 @@ class PlanRecord:
             more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
         if self.regions:
             more += f", for the backward pass {', '.join(self.regions)}"
+        if self.added_bytes:
+            more += f", {format_bytes(self.added_bytes)} of gradients added to .grad not counted"
         if self.is_loss_missing:
             more += f", {LOSS_OUTSIDE}"
         return (
@@ -179,6 +183,7 @@ class BackendOptions:
     outside: str | int | None = None
     regions: Mapping[str, str | int] | None = None
     loss_only: bool = False
+    add_gradients: bool = False
 
     @property
     def budget(self) -> Budget | None:
@@ -494,6 +499,7 @@ class GraphProblem:
             is_predicted=self.is_predicted,
             outside_bytes=outside.peak_bytes if any(outside) else None,
             regions=tuple(part.check(graph, schedule) for part in regions),
+            added_bytes=self.joint.added_bytes,
             is_loss_missing=self.joint.has_loss_outside and not any(outside),
         )
         return GraphPlan(

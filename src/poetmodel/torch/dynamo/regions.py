@@ -54,6 +54,8 @@ _GAP: Final = 0.05
 """Its gap."""
 _MOST_NODES: Final = 100
 """Graphs up to so many nodes have a model with the rows of regions."""
+_POLICY: Final = "MUST_RECOMPUTE"
+"""The region without room of what a policy of selective checkpointing forbids to save."""
 _ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
 """What Dynamo calls the model itself."""
 
@@ -121,7 +123,7 @@ class Region:
 def regions_of(
     joint: JointGraph, graph: Graph, wanted: Mapping[str, str | int] | None
 ) -> tuple[Region, ...]:
-    """Return the regions of a graph: those by name of modules, and those of ``with`` blocks."""
+    """Return the regions of a graph: of modules, of ``with`` blocks, and of `_POLICY`."""
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
         return ()
@@ -148,9 +150,13 @@ def regions_of(
             f"{', '.join(sorted(filter(None, modules))[:_SHOWN])}"
             for name in missed
         )
-    return tuple(
+    found = [
         _region(graph, stage, name, ram, frozenset(made)) for (name, ram), made in budgets.items()
-    )
+    ]
+    if joint.must_recompute:
+        part = Region(name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage)
+        found.append(part)
+    return tuple(found)
 
 
 def _region(graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]) -> Region:

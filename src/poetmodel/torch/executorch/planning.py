@@ -47,7 +47,7 @@ class EdgeGraph(StepGraph):
         profiles = {node: _profile(node) for node in calls if not is_view(node)}
         super().__init__(program.graph, profiles, name=name)
 
-    def _begin(self) -> None:
+    def _add_sources(self) -> None:
         for number, node in enumerate(self._inputs):
             value = fake(node)
             self.add_source(

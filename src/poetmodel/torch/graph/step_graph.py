@@ -133,6 +133,7 @@ class StepGraph(ABC):
         """In the order of their operations."""
         self.direct: dict[fx.Node, tuple[int, int]] = {}
         """Nodes that stand for an output as it is: number of storage, and of layout."""
+        self._add_sources()
         for node, profile in profiles.items():
             if not profile.sizes_bytes and node not in effects:
                 continue
@@ -150,6 +151,9 @@ class StepGraph(ABC):
     def path_of(self, node: fx.Node) -> str:
         """Return the path of the module that an operation is of."""
         return module_of(node)
+
+    def _add_sources(self) -> None:  # noqa: B027 - there may be none
+        """Add operations for the values that exist before the first one; none by default."""
 
     def _add(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
         """Add an operation with what it makes."""

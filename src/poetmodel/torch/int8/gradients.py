@@ -222,11 +222,15 @@ class RoundingDraws:
     """Number of the layer among the trained int8 layers of the optimizer, in the model's order."""
     seed: int = 0
 
-    def uniform(self, weight: Tensor) -> Tensor:
-        """Return a number for each weight: the upper 24 bits of its word, times 2^-24."""
-        words = _philox(-(-weight.numel() // 4), (self.site, _ROUNDING, 0), self.update, self.seed)
-        unit = (words.flatten()[: weight.numel()] >> 8).float() * 2.0**-24
-        return unit.view(weight.shape).to(weight.device)
+    def uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
+        """Return a number for each weight: the upper 24 bits of its word, times 2^-24.
+
+        `first` is the number of the first one, where these are a part of the weights.
+        """
+        begin, end = first // 4, -(-(first + weight.numel()) // 4)
+        words = _philox(begin, end, (self.site, _ROUNDING, 0), self.update, self.seed).flatten()
+        chosen = words[first - 4 * begin :][: weight.numel()]
+        return ((chosen >> 8).float() * 2.0**-24).view(weight.shape).to(weight.device)
 
 
 _ROUNDING: Final = 1
@@ -234,10 +238,10 @@ _ROUNDING: Final = 1
 _WORD: Final = 0xFFFFFFFF
 
 
-def _philox(blocks: int, counter: Sequence[int], *key: int) -> Tensor:
+def _philox(begin: int, end: int, counter: Sequence[int], *key: int) -> Tensor:
     """Return four words of 32 bits for each block; `counter` has the words after its number."""
-    words = torch.zeros((blocks, 4), dtype=torch.int64)
-    words[:, 0] = torch.arange(blocks)
+    words = torch.zeros((end - begin, 4), dtype=torch.int64)
+    words[:, 0] = torch.arange(begin, end)
     words[:, 1:] = torch.tensor(counter)
     keys = [number & _WORD for number in key]
     for _ in range(10):

@@ -33,6 +33,10 @@ ROUNDINGS: Final = ("16 bits", "stochastic")
 """Ways to keep changes of a weight that are below a step of a byte."""
 _SEEDS: Final = 2**32
 """Number of seeds of stochastic rounding."""
+_DEPTHWISE: Final = 3
+"""Dimensions of the weight of a depthwise convolution: rows, columns, channels."""
+_PART: Final = 8192
+"""Weights that are updated at a time, if rows of them are not larger."""
 
 
 class TrainedLayer(QuantizedLayer):
@@ -106,18 +110,23 @@ def subtract_gradient(
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in steps of a byte; see
     `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
     """
-    if maximize:
-        gradient = -gradient
-    if weight_decay:
-        gradient = gradient + real_weight(state, weight_scale) * weight_decay
-    weight, *residuals = state
-    change = gradient * lr / by_result(weight_scale, weight)
-    if residuals:
-        update_16_bits(weight, residuals[0], change)
-    elif draws is None:
+    if len(state) == 1 and draws is None:
         raise InputError("draws: expected those of an update, which stochastic rounding needs")
-    else:
-        update_stochastic(weight, draws.uniform(weight), change)
+    weight = state[0]
+    rows = max(1, _PART * len(weight) // max(1, weight.numel()))
+    for first in range(0, len(weight), rows):  # so that what it needs beside them is small
+        part = slice(first, first + rows)
+        scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[part]
+        weights = [tensor[part] for tensor in state]
+        change = -gradient[part] if maximize else gradient[part]
+        if weight_decay:
+            change = change + real_weight(weights, scale) * weight_decay
+        change = change * lr / by_result(scale, weight)
+        if len(weights) > 1:
+            update_16_bits(weights[0], weights[1], change)
+        elif draws is not None:
+            elements = first * weight[0].numel()
+            update_stochastic(weights[0], draws.uniform(weights[0], first=elements), change)
 
 
 def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:
@@ -137,8 +146,7 @@ def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
 
 def by_result(values: Tensor, weight: Tensor) -> Tensor:
     """Return a number for each result in a shape that broadcasts with a weight."""
-    depthwise = weight.ndim == 3  # noqa: PLR2004 - rows, columns, channels
-    return values if depthwise else values.view(-1, *[1] * (weight.ndim - 1))
+    return values if weight.ndim == _DEPTHWISE else values.view(-1, *[1] * (weight.ndim - 1))
 
 
 # -- networks --------------------------------------------------------------------------------------

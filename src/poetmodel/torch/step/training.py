@@ -13,7 +13,13 @@ from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, TensorLayout
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
 from poetmodel.torch.step.in_place import pair_in_place, workspace_in_place_bytes
-from poetmodel.torch.step.updates import BufferUpdate, CustomOperation, ParameterUpdate, Update
+from poetmodel.torch.step.updates import (
+    BufferUpdate,
+    CustomOperation,
+    ParameterUpdate,
+    QuantizedUpdate,
+    Update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +48,7 @@ class TrainingGraph(CapturedGraph):
     def _profiler(self, *, measured: bool) -> OpProfiler:
         return _UpdateProfiler(measured=measured)
 
-    def _begin(self) -> None:
+    def _add_sources(self) -> None:
         """Add an operation for each storage that is there before the step."""
         numbers: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # held: keys are of the living
@@ -136,6 +142,8 @@ class TrainingGraph(CapturedGraph):
     def update_workspace_bytes(self, operation: Operation) -> int:
         """Return the reads of an update beside its gradient: tensors and numbers [B]."""
         update: Any = operation.node.target
+        if isinstance(update, QuantizedUpdate):
+            return operation.profile.workspace_bytes
         numbers_bytes = min(operation.profile.workspace_bytes, _NUMBERS_BYTES)
         if not isinstance(update, ParameterUpdate):
             return numbers_bytes

@@ -241,7 +241,8 @@ class QuantizedUpdate(Update):
         """
         del options
         gradients, scale, rate, *more = others
-        gradient = summed(gradients, torch.empty_like(state[0], dtype=torch.float32))
+        like = torch.empty_like(state[0], dtype=torch.float32, device="meta")
+        gradient = summed(gradients, like)
         if self.batches > 1:
             *state, total = state
             count, *more = more

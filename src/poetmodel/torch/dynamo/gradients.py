@@ -1,0 +1,288 @@
+"""Gradients that the backward graph adds to ``.grad`` itself, in place of returning them.
+
+Autograd gets None for these gradients and has nothing to accumulate. It calls the hooks that run
+after accumulation all the same. What would have other bits is refused by name.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch.fx.node import has_side_effect
+
+from poetmodel.torch.dynamo.wrappers import active_ddp
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph.tensors import storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+OPTION: Final = "add_gradients"
+"""The option of a back end."""
+_WITHOUT: Final = f"or leave {OPTION} out"
+WRAPPED: Final = (
+    f"{OPTION}: DistributedDataParallel and fully_shard reduce gradients that autograd returns: "
+    f"leave {OPTION} out"
+)
+
+
+def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
+    """Add a gradient to ``.grad`` as autograd does.
+
+    Parameters
+    ----------
+    parameter, gradient : Tensor
+    is_owned : bool
+        Whether nothing else reads the memory of the gradient, so that ``.grad`` may take it.
+    """
+    if not (parameter.is_leaf and parameter.requires_grad):
+        raise AssertionError("autograd saved another tensor in place of a parameter")
+    known = parameter.grad
+    if known is not None:
+        known.add_(gradient)
+        return
+    like = torch.empty_like(parameter, device="meta")
+    fills = gradient.untyped_storage().nbytes() == gradient.nbytes
+    if is_owned and fills and gradient.stride() == like.stride():
+        parameter.grad = gradient.detach()
+    else:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+has_side_effect(add_gradient)
+
+
+def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
+    """Return the names of parameters that need gradients, by their positions among inputs."""
+    return {
+        k: names.get(k) or f"parameter {k}"
+        for k, value in enumerate(inputs)
+        if isinstance(value, torch.nn.Parameter) and value.requires_grad
+    }
+
+
+def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
+    """Put operations into a joint graph that add gradients of parameters to ``.grad``.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        Joint graph of AOTAutograd; its gradients are replaced by the operations, of value None.
+    parameters : mapping
+        Positions of the parameters among the inputs of the function.
+    """
+    from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+
+    (output,) = graph.find_nodes(op="output")
+    arguments = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
+    results = list(output.args[0])
+    for k, kind in enumerate(output.meta.get("desc", ())):
+        gradient = results[k]
+        if not isinstance(kind, GradAOTOutput) or not isinstance(gradient, fx.Node):
+            continue
+        source = kind.grad_of
+        if not isinstance(source, PlainAOTInput) or source.idx not in parameters:
+            continue
+        is_made = gradient.op == "call_function"
+        with graph.inserting_before(gradient.next if is_made else output):
+            node = graph.call_function(
+                add_gradient, (arguments[source], gradient), {"is_owned": False}
+            )
+        node.meta = {"val": None, "desc": kind}
+        for key in ("nn_module_stack", "fwd_nn_module_stack"):
+            if key in gradient.meta:
+                node.meta[key] = gradient.meta[key]
+        results[k] = node
+    output.args = (tuple(results),)
+    _set_owners(graph)
+
+
+def is_addition(node: Any) -> bool:
+    """Return whether a node adds a gradient to ``.grad``."""
+    return isinstance(node, fx.Node) and node.target is add_gradient
+
+
+def _set_owners(graph: fx.Graph) -> None:
+    """Set for each addition whether nothing but it, and views for it, reads the gradient."""
+    readers: dict[int | None, set[fx.Node]] = {}
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            key = storage_of(source)
+            if key != storage_of(node):
+                readers.setdefault(key, set()).add(node)
+    for node in filter(is_addition, graph.nodes):
+        gradient: Any = node.args[1]
+        is_owned = gradient.op == "call_function" and readers[storage_of(gradient)] == {node}
+        node.kwargs = {"is_owned": is_owned}
+
+
+class Additions:
+    """Checks in each backward pass that gradients may be added in place of being returned.
+
+    Parameters
+    ----------
+    parameters : mapping
+        Names of the parameters by their positions among the arguments of the function.
+    """
+
+    def __init__(self, parameters: Mapping[int, str]) -> None:
+        self._parameters = parameters
+        _calls_hooks()  # within a backward pass it cannot be tried
+
+    def checked(self, call: Callable[..., Any], node_of: Callable[[Any], Any]) -> Any:
+        """Return the compiled function, which registers a check with each call.
+
+        Parameters
+        ----------
+        call : callable
+            The compiled function.
+        node_of : callable
+            Returns a weak reference to the autograd node of its results, or None.
+        """
+
+        def run(*arguments: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return call(*arguments)
+            if active_ddp() is not None:
+                raise CaptureError(WRAPPED)
+            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: FBT003, SLF001 - no other way
+                raise CaptureError(
+                    f"{OPTION}: hooks of saved tensors, as those of torch.utils.checkpoint, hide "
+                    f"parameters: call the function without them, {_WITHOUT}"
+                )
+            results = call(*arguments)
+            node = node_of(results)
+            if node is not None:
+                names = {id(arguments[k]): name for k, name in self._parameters.items()}
+                node().register_prehook(lambda _: _check_pass(node(), names))
+            elif any(getattr(value, "requires_grad", False) for value in results):
+                raise CaptureError(f"{OPTION}: no result leads back to its call: return a copy")
+            return results
+
+        return run
+
+
+_ADDED: Final = "poetmodel.added"
+"""Key under the metadata of what accumulates gradients: in which backward pass one was added."""
+
+
+def _check_pass(node: Any, names: Mapping[int, str]) -> None:
+    """Raise `CaptureError` if autograd would do more with gradients than add them to ``.grad``.
+
+    Registers a check of what autograd accumulates beside the gradients that are added.
+    """
+    if torch.is_grad_enabled():
+        raise CaptureError(
+            f"{OPTION}: backward(create_graph=True) makes gradients that can be differentiated: "
+            f"leave {OPTION} out"
+        )
+    targets = [
+        (target, names[id(target.variable)])
+        for target, _ in node.next_functions
+        if id(getattr(target, "variable", None)) in names
+    ]
+    for target, name in targets:
+        fault = _fault(target.variable, target, name)
+        if fault is not None:
+            raise CaptureError(f"{OPTION}: {fault}")
+    for target, name in targets:
+        target.metadata[_ADDED] = torch._C._current_graph_task_id()  # noqa: SLF001 - no other way
+        _Watch(target, name)
+
+
+class _Watch:
+    """Raises `CaptureError` if autograd accumulates another gradient in this backward pass.
+
+    Parameters
+    ----------
+    target : Node
+        Accumulates gradients of a parameter.
+    name : str
+        Name of the parameter.
+    """
+
+    def __init__(self, target: Any, name: str) -> None:
+        self._name = name
+        self._task = torch._C._current_graph_task_id()  # noqa: SLF001 - no other way
+        self._handle = target.register_prehook(self)
+
+    def __call__(self, gradients: Sequence[Any]) -> None:
+        self._handle.remove()
+        is_same = self._task == torch._C._current_graph_task_id()  # noqa: SLF001 - no other way
+        if is_same and any(gradient is not None for gradient in gradients):
+            raise CaptureError(f"{OPTION}: {_several(self._name)}")
+
+
+def _several(name: str) -> str:
+    return (
+        f"{name} gets gradients from elsewhere too in this backward pass, and their sum would have "
+        "other bits: compile the function that makes all of them, call backward() for each, "
+        f"{_WITHOUT}"
+    )
+
+
+def _fault(parameter: Any, target: Any, name: str) -> str | None:
+    """Return why a gradient cannot be added to ``.grad``; None if it can.
+
+    Parameters
+    ----------
+    parameter : Parameter
+    target : Node
+        Accumulates gradients of the parameter.
+    name : str
+        Name of the parameter.
+    """
+    if not _is_accumulated(target):
+        return (
+            f"torch.autograd.grad, and backward(inputs=...) without {name}, want gradients that "
+            f"are not for .grad: leave {OPTION} out"
+        )
+    if target.metadata.get(_ADDED) == torch._C._current_graph_task_id():  # noqa: SLF001 - no other way
+        return _several(name)
+    if parameter._backward_hooks:  # noqa: SLF001 - no other way
+        return (
+            f"{name} has a hook of register_hook, which autograd calls with the gradient: use "
+            f"register_post_accumulate_grad_hook, {_WITHOUT}"
+        )
+    if getattr(parameter, "_post_accumulate_grad_hooks", None) and not _calls_hooks():
+        return (
+            f"{name} has a hook of register_post_accumulate_grad_hook, which this version of "
+            f"PyTorch calls with returned gradients alone: update PyTorch, {_WITHOUT}"
+        )
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+        return f"{name}.grad is sparse: set it to None, {_WITHOUT}"
+    return None
+
+
+class _NoGradient(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """A function that returns no gradient."""
+
+    @staticmethod
+    def forward(_: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.sum()
+
+    @staticmethod
+    def backward(_: Any, __: Any) -> Any:
+        return None
+
+
+@cache
+def _calls_hooks() -> bool:
+    """Return whether autograd calls hooks after accumulation where no gradient was returned."""
+    calls: list[object] = []
+    with torch.enable_grad():
+        leaf = torch.zeros(1, requires_grad=True)
+        leaf.register_post_accumulate_grad_hook(calls.append)
+        _NoGradient.apply(leaf).backward()
+    return bool(calls)
+
+
+def _is_accumulated(target: Any) -> bool:
+    """Return whether the running backward pass accumulates the gradient of a leaf."""
+    try:
+        return bool(torch._C._will_engine_execute_node(target))  # noqa: SLF001 - no other way
+    except RuntimeError:  # the leaf's gradient is captured for torch.autograd.grad
+        return False
