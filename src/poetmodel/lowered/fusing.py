@@ -26,7 +26,7 @@ FUSED: Final = {
     "pm_depthwise_dw": "pm_depthwise_dw_sgd",
 }
 """Kernels that make gradients of weights, and those that update the weights too."""
-QUANTIZED: Final = frozenset(f"pm_q8_{kind}_dw" for kind in ("pointwise", "conv2d", "depthwise"))
+QUANTIZED: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
 """Kernels that make gradients of int8 weights, which lie as these do."""
 QUANTIZED_UPDATES: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
 """Kernels that update int8 weights by a gradient in memory, and the state that they begin with."""
