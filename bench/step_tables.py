@@ -213,7 +213,7 @@ WRAPPERS: Final = {
 
 
 def processes() -> str:
-    """Return a row for each wrapper and method: peak and budget of all processes, step, bits."""
+    """Return a row for each wrapper: peaks, budgets and steps of each method, and bits."""
     lines = []
     for found in records("processes"):
         if "ranks" not in found:
@@ -222,26 +222,23 @@ def processes() -> str:
         way = WRAPPERS[cell["way"]]
         if cell["way"].startswith("ddp"):
             way += f", {cell['cap_mb']:g} MB"
-        lines += [(way, *_rank_cells(own)) for own in zip(*found["ranks"], strict=True)]
-    heads = ("wrapper", "method", "budget", "peak", "peak in a first step", "step", "bits")
-    return figures(lines, heads, words=2)
+        methods = list(zip(*found["ranks"], strict=True))
+        equal = all(own.get("equal", True) for ranks in methods for own in ranks)
+        lines.append((way, *map(_rank_cell, methods), "equal" if equal else "others"))
+    heads = ("wrapper", "eager", "checkpointing of blocks", "ours, 80%", "60%", "45%",
+             "that of checkpointing", "bits")  # fmt: skip
+    return figures(lines, heads)
 
 
-def _rank_cells(ranks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the cells of a method: the highest values of all processes."""
-    first = ranks[0]
-    method = "ours" if first["method"].startswith("backend") else WAYS[first["method"]]
-    budget = f"{bytes_text(first.get('budget_bytes'))}"
-    if "share" in first:
-        budget += f" ({first['share']:.0%})"
+def _rank_cell(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return peak, budget and step of a method: the highest of all processes."""
+    budget_bytes = max(own.get("budget_bytes", 0) for own in ranks)
+    budget = f" of {bytes_text(budget_bytes)}" if budget_bytes else ""
     if any("refused" in own for own in ranks):
-        return method, budget, "refused", "-", "-", "-"
-    peaks = (
-        bytes_text(max(own[name] for own in ranks))
-        for name in ("heap_peak_bytes", "first_heap_peak_bytes")
-    )
-    equal = "-" if "equal" not in first else "equal" if all(o["equal"] for o in ranks) else "others"
-    return method, budget, *peaks, f"{max(own['ratio'] for own in ranks):.2f}", equal
+        return f"{bytes_text(budget_bytes)} refused"
+    peak = bytes_text(max(own["heap_peak_bytes"] for own in ranks))
+    step = max(own["ratio"] for own in ranks)
+    return f"{peak}{budget}" + (f", {step:.2f}" if ranks[0]["method"] != "eager" else "")
 
 
 def _library_cells(run: Any) -> tuple[str, str, str, str]:

@@ -185,8 +185,13 @@ def int8_training() -> Iterator[LoweredStep]:
             rule = QuantizedSGD(model, lr=0.1, weight_decay=decay)
             yield lower(model, functional.cross_entropy, inputs, optimizer=rule)
         yield lower(model, functional.cross_entropy, inputs)
-        rule = QuantizedSGD(model, lr=0.1)
-        yield lower(model, functional.cross_entropy, inputs, optimizer=rule, clip_grad_norm=1.0)
+        rounded = quantize(every_layer(width).eval(), [given], train="all", rounding="stochastic")
+        for each in (model, rounded):
+            rule = QuantizedSGD(each, lr=0.1)
+            yield lower(each, functional.cross_entropy, inputs, optimizer=rule, clip_grad_norm=1.0)
+        for decay in (0.0, 0.1):
+            rule = QuantizedSGD(rounded, lr=0.1, weight_decay=decay)
+            yield lower(rounded, functional.cross_entropy, inputs, optimizer=rule)
 
 
 def every_layer(width: int) -> nn.Module:

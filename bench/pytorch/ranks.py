@@ -115,10 +115,11 @@ class Training:
         self._random = torch.Generator().manual_seed(distributed.get_rank())
         self.losses: list[float] = []
         self.beside_bytes = 0
-        """What counts beside the peak of a step: buckets of DDP, less the input of blocks [B]."""
+        """What counts beside the peak of a step: buckets of DDP, less the input of blocks, and less
+        gradients that wait for those of a second batch [B]."""
         if outside is not None:
             self.beside_bytes = -TEXTS * LENGTH * WIDTH * 4
-        if way.startswith("ddp"):
+        if way.startswith("ddp") and not self._is_accumulated:  # else both, and of one size
             self.beside_bytes = sum(p.nbytes for p in self._model.parameters())
 
     def step(self, around: Callable[[Callable[[], None]], Any] = lambda work: work()) -> Any:

@@ -11,8 +11,8 @@ import torch
 
 from kit.kernel_calls import Memory, lowered
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
-from poetmodel.lowered.fusing import QUANTIZED
-from poetmodel.torch.int8.gradients import update_16_bits
+from poetmodel.lowered.fusing import QUANTIZED_FUSED
+from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import subtract_gradient
 
@@ -152,47 +152,52 @@ def numbers_of_updates():
     return high.to(torch.int8), (whole - 256 * high).to(torch.int8), change
 
 
-def updated(weight, residual, gradient, scale, sizes, *numbers):
-    """Return weights and residuals that the kernel leaves, as those that it is given."""
+def updated(state, gradient, scale, *numbers):
+    """Return the state that a kernel leaves: weights, and residuals if it is given any."""
     types = {"w": DataType.INT8, "r": DataType.INT8, "g": DataType.REAL, "s": DataType.REAL}
-    given = dict(zip(types, (weight, residual, gradient, scale), strict=True))
+    given = {**dict(zip("wr", state, strict=False)), "g": gradient, "s": scale}
     memory = Memory(
         {name: Buffer(elements=x.numel(), type=types[name]) for name, x in given.items()}
     )
     for name, tensor in given.items():
         memory[name][...] = tensor.flatten().numpy()
-    memory.execute([Call("pm_q8_sgd", (*map(Ref, given), *sizes, *numbers))])
-    return (torch.from_numpy(memory[name]).view_as(weight) for name in "wr")
+    kernel = "pm_q8_sgd" if len(state) > 1 else "pm_q8_stochastic"
+    memory.execute([Call(kernel, (*map(Ref, given), *numbers))])
+    return [torch.from_numpy(memory[name]).view_as(state[0]) for name in "wr"[: len(state)]]
 
 
 def test_updates_at_ties_and_limits():
     """Of 16 bits, to even; what is past a limit stays there, NaN changes nothing."""
     weight, residual, change = numbers_of_updates()
     one = torch.ones(1)
-    found = updated(weight, residual, change, one, (1, len(change), 0, len(change)), 1.0, 1.0, 0.0)
+    sizes = (1, len(change), 0, len(change))
+    found = updated((weight, residual), change, one, *sizes, 1.0, 1.0, 0.0)
     update_16_bits(weight, residual, change)
     for mine, theirs in zip(found, (weight, residual), strict=True):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize(("decay", "sign"), [(0.0, 1.0), (0.037, 1.0), (0.5, -1.0)])
-def test_updates_have_the_bits_of_eager(decay, sign):
-    """Rates, scales of each result, and weight decay, of whatever real numbers."""
-    weight, residual, gradient = (x.view(2, 40, 50) for x in numbers_of_updates())
+def test_updates_have_the_bits_of_eager(decay, sign, bits):
+    """Rates, scales of each result, weight decay, draws, of whatever real numbers."""
+    *both, gradient = (x.view(2, 40, 50) for x in numbers_of_updates())
     rate = float(np.float32(0.3))
+    draws = RoundingDraws(update=7, site=3, seed=2**32 - 5)
+    rounding = (draws.site, draws.seed - 2**32, draws.update, 4)
     for shape, sizes in (((80, 50), (80, 50)), ((4, 20, 50), (50, 1))):
-        state = [x.reshape(shape).clone() for x in (weight, residual)]
+        state = [x.reshape(shape).clone() for x in both[: bits // 8]]
         gradients_ = gradient.reshape(shape).clone()
         scale = torch.rand(sizes[0]) * 0.1
-        all_ = (*sizes, 0, 4000)
-        found = updated(*state, gradients_, scale, all_, rate, sign, decay)
-        subtract_gradient(state, sign * gradients_, scale, rate, weight_decay=decay)
+        numbers = (*sizes, 0, 4000, *(rounding if bits == 8 else ()), rate, sign, decay)
+        found = updated(state, gradients_, scale, *numbers)
+        subtract_gradient(state, sign * gradients_, scale, rate, weight_decay=decay, draws=draws)
         for mine, theirs in zip(found, state, strict=True):
             assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize(("kernel", "fused"), QUANTIZED.items())
-def test_updates_in_place_have_the_bits_of_two_calls(kernel, fused):
+@pytest.mark.parametrize(("kernel", "update"), QUANTIZED_FUSED)
+def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
     """A kernel that makes a gradient and updates with it is both, also in parts of any size."""
     depthwise, pixels = "depthwise" in kernel, 60
     channels, results = (10, 10) if depthwise else (10, 6)
@@ -206,7 +211,9 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, fused):
         "w": integers(count, low=-127), "r": integers(count), "x": integers(pixels * channels),
         "g": torch.randn(places * results), "s": torch.rand(results), "d": torch.zeros(count),
     }  # fmt: skip
-    numbers, made = (0.7, 1.0, 0.01), (Ref("g"), Ref("x"), *shape, 0.02, -3)
+    fused, state = QUANTIZED_FUSED[kernel, update], "wr" if update == "pm_q8_sgd" else "w"
+    numbers = (*(() if len(state) > 1 else (2, 5, 1, 1)), 0.7, 1.0, 0.01)
+    made = (Ref("g"), Ref("x"), *shape, 0.02, -3)
 
     def changed(*calls):
         kinds = {torch.int8: DataType.INT8, torch.float32: DataType.REAL}
@@ -221,13 +228,13 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, fused):
     def parts(size):
         for first in range(0, count, size):
             n = min(size, count - first)
-            own = (Ref("w", first), Ref("r", first))
+            own = [Ref(name, first) for name in state]
             yield Call(fused, (*own, *made, Ref("s"), first, n, *numbers))
 
     per = (results, 1 if depthwise else count // results)
     two = [
         Call(kernel, (Ref("d"), *made)),
-        Call("pm_q8_sgd", (*map(Ref, "wrds"), *per, 0, count, *numbers)),
+        Call(update, (*map(Ref, f"{state}ds"), *per, 0, count, *numbers)),
     ]
     wanted = changed(*two)
     assert (wanted[:count] != given["w"].numpy()).any()

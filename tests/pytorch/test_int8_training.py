@@ -19,7 +19,6 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
-from poetmodel.torch.lowering.operands import _LOWERED as LOWERED
 from poetmodel.torch.step.optimizers import rules_of
 from poetmodel.torch.step.updates import QuantizedUpdate
 
@@ -477,7 +476,6 @@ def test_commands_say_what_the_numbers_are(step, tmp_path):
     assert graph.exactness in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(QuantizedUpdate not in LOWERED, reason="C has no kernels of int8 weights yet")
 def test_choose_trains_int8_layers(batches):
     """A layer's weight and residual are one tensor, with scores of real gradients; proved."""
     model = pmt.quantized(network(), batches, train=["3", "6", "10"])

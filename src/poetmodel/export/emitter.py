@@ -18,7 +18,7 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.fusing import FUSED, QUANTIZED, QUANTIZED_UPDATE
+from poetmodel.lowered.fusing import FUSED, QUANTIZED_FUSED, QUANTIZED_UPDATES
 from poetmodel.lowered.kernels import changed, parameter_names, parameters
 from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
@@ -466,7 +466,7 @@ class ProgramSource:
     def _of_a_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
         """Return a call that takes some elements, from `first` on."""
         words: list[str] = []
-        if call.kernel in (*QUANTIZED.values(), QUANTIZED_UPDATE):
+        if call.kernel in (*QUANTIZED_FUSED.values(), *QUANTIZED_UPDATES):
             names = parameter_names(call.kernel)
             for name, argument in zip(names, call.arguments, strict=True):
                 words.append(self._of_a_part(call.kernel, name, argument, pieces))
@@ -492,7 +492,7 @@ class ProgramSource:
             return "first" if name == "first" else "n"
         if not isinstance(argument, Ref):
             return self._word(argument)
-        advances = name in ("w", "residual") or (name == "gradient" and kernel == QUANTIZED_UPDATE)
+        advances = name in ("w", "residual") or (name == "gradient" and kernel in QUANTIZED_UPDATES)
         if not advances:
             return self._word(argument)
         if argument.buffer == WORKSPACE:

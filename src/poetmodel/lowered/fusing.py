@@ -26,12 +26,16 @@ FUSED: Final = {
     "pm_depthwise_dw": "pm_depthwise_dw_sgd",
 }
 """Kernels that make gradients of weights, and those that update the weights too."""
-QUANTIZED: Final = {
-    f"pm_q8_{kind}_dw": f"pm_q8_{kind}_dw_sgd" for kind in ("pointwise", "conv2d", "depthwise")
+QUANTIZED: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
+"""Kernels that make gradients of int8 weights, which lie as these do."""
+QUANTIZED_UPDATES: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
+"""Kernels that update int8 weights by a gradient in memory, and the state that they begin with."""
+QUANTIZED_FUSED: Final = {
+    (kernel, update): f"{kernel}_{update.removeprefix('pm_q8_')}"
+    for kernel in QUANTIZED
+    for update in QUANTIZED_UPDATES
 }
-"""The same of layers in int8, whose weights lie as their gradients do."""
-QUANTIZED_UPDATE: Final = "pm_q8_sgd"
-"""The kernel that updates int8 weights by a gradient in memory."""
+"""Kernels that do both."""
 _PARTS: Final = {fused: kernel for kernel, fused in FUSED.items()}
 
 
@@ -129,9 +133,9 @@ def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
         match calls:
             case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
                 pass
-            case (Call(kernel, (Ref(weight, 0), _, Ref(gradient, 0), *_)),) if (
-                kernel == QUANTIZED_UPDATE
-            ):
+            case (Call(kernel, (Ref(weight, 0), *others)),) if kernel in QUANTIZED_UPDATES:
+                made = others[len(QUANTIZED_UPDATES[kernel]) - 1]
+                gradient = made.buffer if isinstance(made, Ref) and not made.offset else ""
                 count = step.buffers[weight].elements
             case _:
                 continue
@@ -180,9 +184,10 @@ def _joined(step: LoweredStep, k: int, u: int) -> Call:
     """Return the call that makes a gradient and updates the weight with it."""
     (made,), (update,) = step.calls[k], step.calls[u]
     if made.kernel in QUANTIZED:
-        weight, residual, _, scale, _, _, *numbers = update.arguments
-        both = (*made.arguments[1:], scale, *numbers)
-        return Call(QUANTIZED[made.kernel], (weight, residual, *both))
+        size = len(QUANTIZED_UPDATES[update.kernel])
+        state, (_, scale, _, _, *others) = update.arguments[:size], update.arguments[size:]
+        arguments = (*state, *made.arguments[1:], scale, *others)
+        return Call(QUANTIZED_FUSED[made.kernel, update.kernel], arguments)
     weight, _, _, *numbers = update.arguments
     _, *given = made.arguments
     match given:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 SOURCES: Final[Traversable] = files("poetmodel") / "export" / "c"
 """The C that an export copies, and whose kernels a step calls."""
 RANDOM: Final = frozenset(
-    ("pm_dropout", "pm_dropout_bits", "pm_bernoulli", "pm_normal", "pm_uniform")
-)
+    ("pm_dropout", "pm_dropout_bits", "pm_bernoulli", "pm_normal", "pm_uniform",
+     "pm_q8_stochastic", "pm_q8_pointwise_dw_stochastic", "pm_q8_conv2d_dw_stochastic",
+     "pm_q8_depthwise_dw_stochastic")
+)  # fmt: skip
 """Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
 
 _PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)

@@ -207,7 +207,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     weight_decay : float, optional
         Factor of the real weights that is added to the gradients.
     seed : int, optional
-        Seed of stochastic rounding, from 0 to below 2^32: ``PM_SEED`` of exported code. Random
+        Seed of stochastic rounding, from 0 to below 2^32; exported code has it too. Random
         numbers follow from it, the number of the update, which parameter groups count as
         ``updates``, the layer and the element; no other generator is read or changed.
 

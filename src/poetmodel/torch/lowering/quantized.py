@@ -155,25 +155,26 @@ def _maximum_gradient(op: Lowering) -> None:
 @lowers(QuantizedUpdate)
 def _update(op: Lowering) -> None:
     state, gradients, scale, rate, *others = op.args
-    rule = op.node.target.settings
-    if op.node.target.is_stochastic:
-        op.refuse("stochastic rounding has no kernel in C; train with rounding='16 bits'")
-    weight, residual, *totals = map(op.value, state)
-    if totals:
-        gradient = sum_of_batches(op, totals[0], gradients, others.pop(0), others)
-    else:
+    update = op.node.target
+    weight, *more = map(op.value, state)
+    total = more.pop() if update.batches > 1 else None
+    if total is None:
         gradient = gradient_of(op, gradients, weight, others)
+    else:
+        gradient = sum_of_batches(op, total, gradients, others[0], others[1:])
     depthwise = len(weight.shape) == _DEPTHWISE
     results = weight.shape[-1 if depthwise else 0]
     inner = 1 if depthwise else weight.elements // max(1, results)
-    op.call(
-        "pm_q8_sgd",
-        *(weight, residual, gradient, op.value(scale)),
-        *(results, inner, 0, weight.elements),
-        *(op.learning_rate(rate), -1.0 if rule.maximize else 1.0, float(rule.weight_decay)),
-    )
-    if totals:
-        fill(op, totals[0], 0)
+    rule, draws = update.settings, update.next_draws()
+    numbers: tuple[int, ...] = (results, inner, 0, weight.elements)
+    if draws is not None:
+        signed = draws.seed - (draws.seed >> 31 << 32)
+        numbers += (draws.site, signed, draws.update, update.batches)
+    kernel = "pm_q8_sgd" if draws is None else "pm_q8_stochastic"
+    last = (op.learning_rate(rate), -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
+    op.call(kernel, weight, *more, gradient, op.value(scale), *numbers, *last)
+    if total is not None:
+        fill(op, total, 0)
 
 
 # -- sizes -----------------------------------------------------------------------------------------

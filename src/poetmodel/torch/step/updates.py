@@ -260,8 +260,12 @@ class QuantizedUpdate(Update):
             rate.item(),
             weight_decay=self.settings.weight_decay,
             maximize=self.settings.maximize,
-            draws=None if self._draws is None else self._draws(self.site),
+            draws=self.next_draws(),
         )
+
+    def next_draws(self) -> RoundingDraws | None:
+        """Return the random numbers of the next update; None for weights with residuals."""
+        return None if self._draws is None else self._draws(self.site)
 
 
 class BatchCount(Update):

@@ -1,12 +1,12 @@
 /* The gradient of the weights of a quantized convolution, by results, rows, columns and channels of a group, and their
-update in one: as by pm_q8_conv2d_dw and pm_q8_sgd, without a gradient in memory.
-The weights are `count` of all, from `first` on, and so are pointers to them: kernels may be called for parts. */
+update in one: as by pm_q8_conv2d_dw and pm_q8_sgd, without a gradient in memory. The weights are `count` of all,
+from `first` on, and so are pointers to them: kernels may be called for parts. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
 void pm_q8_conv2d_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient, const int8_t *x, const int32_t *shape,
-                       int32_t batch, pm_real scale_x, int32_t zero_x, const pm_real *scale, int32_t first, int32_t count,
-                       pm_real lr, pm_real sign, pm_real decay)
+                         int32_t batch, pm_real scale_x, int32_t zero_x, const pm_real *scale, int32_t first,
+                         int32_t count, pm_real lr, pm_real sign, pm_real decay)
 {
     const pm_q8_sink to = {.weight = w,
                            .residual = residual,

@@ -33,8 +33,9 @@ void pm_q8_conv2d_dx(pm_real *out, const pm_real *gradient, const int8_t *w, con
             }
             for (int32_t h = 0; h < down.taps; h++) {
                 for (int32_t v = 0; v < across.taps; v++) {
-                    const int32_t tap = (down.tap + h * down.tap_step) * shape[PM_WINDOW_W] + across.tap + v * across.tap_step;
-                    const int32_t place = (down.place + h * down.place_step) * shape[PM_OUT_W] + across.place + v * across.place_step;
+                    const int32_t tap_row = down.tap + h * down.tap_step, row_seen = down.place + h * down.place_step;
+                    const int32_t tap = tap_row * shape[PM_WINDOW_W] + across.tap + v * across.tap_step;
+                    const int32_t place = row_seen * shape[PM_OUT_W] + across.place + v * across.place_step;
                     for (int32_t g = 0; g < groups; g++) {
                         const pm_real *from = image + place * shape[PM_OUT] + g * results, *by = scale + g * results;
                         const int8_t *weight = w + g * results * filter + tap * channels;

@@ -4,7 +4,7 @@ pm_q8_gradients.h, and pm_conv.h for `shape`). */
 #include "pm_kernels.h"
 
 void pm_q8_depthwise_dw(pm_real *out, const pm_real *gradient, const int8_t *x, const int32_t *shape, int32_t batch,
-                   pm_real scale_x, int32_t zero_x)
+                        pm_real scale_x, int32_t zero_x)
 {
     const pm_q8_sink to = {.out = out, .scale_x = (pm_real)(float)scale_x};
     const int32_t weights = shape[PM_IN] * shape[PM_WINDOW_H] * shape[PM_WINDOW_W];

@@ -1,8 +1,9 @@
 /* Layers in int8 that train: what kernels of their backward pass share.
 
-Gradients are real numbers, and lie as activations do, channels last. They are those of the real numbers that int8 stands
-for (see pm_q8.h): of an input the sum of (gradient * scale of the result) * weight, of a weight the sum of gradient * (x
-- zero), times the scale of x. Sums of whole numbers below 2^24 are exact; others have an order of their own.
+Gradients are real numbers, and lie as activations do, channels last. They are those of the real numbers that int8
+stands for (see pm_q8.h): of an input the sum of (gradient * scale of the result) * weight, of a weight the sum of
+gradient * (x - zero), times the scale of x. Sums of whole numbers below 2^24 are exact; others have an order of their
+own.
 
 A weight that trains has 16 bits: 256 * weight + residual, both int8. Its update, in single precision, each operation
 rounded by itself, and with ties to even:
@@ -10,29 +11,77 @@ rounded by itself, and with ties to even:
     change = (sign * gradient + (256 * weight + residual) * (scale / 256) * decay) * lr / scale, 0 if it is no number
     256 * weight + residual = clamp(rint(256 * weight + residual - 256 * change), -127 * 256, 127 * 256)
 
-where the residual is from -128 to 127. */
+where the residual is from -128 to 127. With PM_Q8_STOCHASTIC a weight has 8 bits, and no residual:
+
+    weight = clamp(floor((weight - change) + u), -127, 127)
+
+u is 2^-24 times the upper 24 bits of word e % 4 of Philox (see pm_random.h) with the counter (e / 4, site, 1, 0) and
+the key (updates before, seed ^ PM_SEED), of element e of the weights of layer `site`. */
 #ifndef PM_Q8_GRADIENTS_H
 #define PM_Q8_GRADIENTS_H
 
 #include "pm_conv.h"
 #include "pm_q8.h"
+#ifdef PM_Q8_STOCHASTIC
+#include "pm_random.h"
+#endif
 
 /* The numbers of an update. */
 typedef struct {
     float lr, sign, decay;
 } pm_q8_rate;
 
-static inline void pm_q8_update(int8_t *weight, int8_t *residual, float gradient, float scale, const pm_q8_rate *rate)
+/* The change of a weight of so many parts of 256, in steps of int8. */
+static inline float pm_q8_change(int32_t parts, float gradient, float scale, const pm_q8_rate *rate)
 {
-    const float whole = (float)(*weight * 256 + *residual), most = 127.0f * 256.0f;
     gradient *= rate->sign;
     if (rate->decay != 0.0f) {
-        float own = whole * (scale * 0.00390625f) * rate->decay;
+        float own = (float)parts * (scale * 0.00390625f) * rate->decay;
         PM_Q8_TERM(own);
         gradient += own;
     }
     const float change = gradient * rate->lr / scale;
-    float moved = whole - (change == change ? change : 0.0f) * 256.0f;
+    return change == change ? change : 0.0f;
+}
+
+#ifdef PM_Q8_STOCHASTIC
+/* Random numbers of the update of a layer: of element `first` and those after it. */
+typedef struct {
+    uint32_t site, update, seed;
+    int32_t first, block;
+    pm_random_block words;
+} pm_q8_draws;
+
+/* The draws of this update: `begun` have been before the first step, and each takes so many steps. */
+static inline pm_q8_draws pm_q8_draws_of(int32_t site, int32_t seed, int32_t begun, int32_t steps, int32_t first)
+{
+    const uint32_t update = pm_random_step / (uint32_t)steps + (uint32_t)begun;
+    return (pm_q8_draws){(uint32_t)site, update, (uint32_t)seed ^ PM_SEED, first, -1, {{0}}};
+}
+
+static inline float pm_q8_draw(pm_q8_draws *draws, int32_t at)
+{
+    const int32_t element = draws->first + at, block = element / 4;
+    if (block != draws->block) {
+        draws->words = pm_random_of((uint32_t)block, draws->site, 1, draws->update, draws->seed);
+        draws->block = block;
+    }
+    return (float)(draws->words.word[element % 4] >> 8) * 0x1p-24f;
+}
+
+static inline void pm_q8_update(int8_t *weight, float gradient, float scale, const pm_q8_rate *rate, float u)
+{
+    float moved = (float)*weight - pm_q8_change(*weight * 256, gradient, scale, rate) + u;
+    moved = moved < -127.0f ? -127.0f : moved > 127.0f ? 127.0f : moved;
+    const int32_t whole = (int32_t)moved;
+    *weight = (int8_t)(whole - ((float)whole > moved));
+}
+#else
+static inline void pm_q8_update(int8_t *weight, int8_t *residual, float gradient, float scale, const pm_q8_rate *rate)
+{
+    const int32_t parts = *weight * 256 + *residual;
+    const float most = 127.0f * 256.0f;
+    float moved = (float)parts - pm_q8_change(parts, gradient, scale, rate) * 256.0f;
     moved = moved < -most ? -most : moved > most ? most : moved;
     /* Past 2^23 floats are integers: the sum is rounded to one. */
     const float rounded = moved + 12582912.0f;
@@ -41,11 +90,17 @@ static inline void pm_q8_update(int8_t *weight, int8_t *residual, float gradient
     *weight = (int8_t)high;
     *residual = (int8_t)(all - 256 * high);
 }
+#endif
 
 /* Where gradients of weights go once they are summed: into `out`, or into the weights themselves. */
 typedef struct {
     pm_real *out;
-    int8_t *weight, *residual;
+    int8_t *weight;
+#ifdef PM_Q8_STOCHASTIC
+    pm_q8_draws *draws;
+#else
+    int8_t *residual;
+#endif
     const pm_real *scale;
     pm_real scale_x;
     pm_q8_rate rate;
@@ -57,7 +112,12 @@ static inline void pm_q8_put(const pm_q8_sink *to, int32_t at, int32_t result, p
     if (to->out) {
         to->out[at] = gradient;
     } else {
-        pm_q8_update(to->weight + at, to->residual + at, (float)gradient, (float)to->scale[result], &to->rate);
+        const float scale = (float)to->scale[result];
+#ifdef PM_Q8_STOCHASTIC
+        pm_q8_update(to->weight + at, (float)gradient, scale, &to->rate, pm_q8_draw(to->draws, at));
+#else
+        pm_q8_update(to->weight + at, to->residual + at, (float)gradient, scale, &to->rate);
+#endif
     }
 }
 

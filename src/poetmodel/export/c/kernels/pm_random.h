@@ -7,7 +7,8 @@
    an operator is recomputed within a step, and another one in each step. Of each word the upper 24
    bits count. Dropout: an element is dropped where they are below the ratio times 2^24. Uniform: they
    are times 2^-24. Normal: of two words u and v that are uniform, sqrt(-2 log(u + 2^-24)) times the
-   cosine, then the sine, of 2 pi v (Box and Muller). */
+   cosine, then the sine, of 2 pi v (Box and Muller). Stochastic rounding has counters of its own, whose third word is 1:
+   see pm_q8_gradients.h. */
 #ifndef PM_RANDOM_H
 #define PM_RANDOM_H
 
@@ -29,11 +30,10 @@ static inline pm_real pm_random_unit(uint32_t word)
     return (pm_real)(word >> 8) * PM_C(0x1p-24);
 }
 
-static inline pm_random_block pm_random(uint32_t block, uint32_t site)
+/* The words of a counter and a key. */
+static inline pm_random_block pm_random_of(uint32_t block, uint32_t site, uint32_t use, uint32_t key_0, uint32_t key_1)
 {
-    pm_random_block c = {{block, site, 0, 0}};
-    uint32_t key_0 = pm_random_step;
-    uint32_t key_1 = PM_SEED;
+    pm_random_block c = {{block, site, use, 0}};
     for (int32_t round = 0; round < 10; round++) {
         const uint64_t first = (uint64_t)0xD2511F53u * c.word[0];
         const uint64_t second = (uint64_t)0xCD9E8D57u * c.word[2];
@@ -45,6 +45,11 @@ static inline pm_random_block pm_random(uint32_t block, uint32_t site)
         key_1 += 0xBB67AE85u;
     }
     return c;
+}
+
+static inline pm_random_block pm_random(uint32_t block, uint32_t site)
+{
+    return pm_random_of(block, site, 0, pm_random_step, PM_SEED);
 }
 
 #endif

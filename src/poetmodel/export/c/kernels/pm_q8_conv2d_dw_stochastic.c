@@ -1,0 +1,25 @@
+/* The gradient of the weights of a quantized convolution, by results, rows, columns and channels of a group, and their
+update in one: as by pm_q8_conv2d_dw and pm_q8_stochastic, without a gradient in memory. The weights are `count` of
+all, from `first` on, and so are pointers to them: kernels may be called for parts. */
+#define PM_Q8_STOCHASTIC
+#include "pm_q8_gradients.h"
+#include "pm_kernels.h"
+
+void pm_q8_conv2d_dw_stochastic(int8_t *w, const pm_real *gradient, const int8_t *x, const int32_t *shape,
+                                int32_t batch, pm_real scale_x, int32_t zero_x, const pm_real *scale, int32_t first,
+                                int32_t count, int32_t site, int32_t seed, int32_t begun, int32_t steps, pm_real lr,
+                                pm_real sign, pm_real decay)
+{
+    pm_q8_draws draws = pm_q8_draws_of(site, seed, begun, steps, first);
+    const pm_q8_sink to = {.weight = w,
+                           .draws = &draws,
+                           .scale = scale,
+                           .scale_x = (pm_real)(float)scale_x,
+                           .rate = {(float)lr, (float)sign, (float)decay}};
+    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+    if (count == shape[PM_OUT] * (shape[PM_IN] / shape[PM_GROUPS]) * window) {
+        pm_q8_conv2d_dw_to(&to, gradient, x, shape, batch, zero_x);
+    } else {
+        pm_q8_conv2d_dw_part(&to, gradient, x, shape, batch, zero_x, first, count);
+    }
+}
