@@ -229,7 +229,7 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
         for first in range(0, count, size):
             n = min(size, count - first)
             own = [Ref(name, first) for name in state]
-            yield Call(fused, (*own, *made, Ref("s"), first, n, *numbers))
+            yield Call(fused, (*own, *made[:2], Ref("s"), *made[2:], first, n, *numbers))
 
     per = (results, 1 if depthwise else count // results)
     two = [

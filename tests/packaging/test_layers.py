@@ -107,6 +107,7 @@ TESTS = Path(__file__).resolve().parents[1]
 ALSO = {
     "torch/": ("pytorch",),
     "torch/lowering": ("choosing", "export", "lowered", "tiling"),
+    "torch/int8": ("export/test_kernels_q8_training.py",),
     "torch/step": ("export/test_kernels_updates.py",),
     "graph/zoo/state": ("cli/test_lists.py",),
     "solver/sensitivity/explanation": ("cli/test_solve.py",),

@@ -186,7 +186,8 @@ def _joined(step: LoweredStep, k: int, u: int) -> Call:
     if made.kernel in QUANTIZED:
         size = len(QUANTIZED_UPDATES[update.kernel])
         state, (_, scale, _, _, *others) = update.arguments[:size], update.arguments[size:]
-        arguments = (*state, *made.arguments[1:], scale, *others)
+        _, gradient, x, *rest = made.arguments
+        arguments = (*state, gradient, x, scale, *rest, *others)
         return Call(QUANTIZED_FUSED[made.kernel, update.kernel], arguments)
     weight, _, _, *numbers = update.arguments
     _, *given = made.arguments

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
-from poetmodel.clock import now_s, wall_end_s
+from poetmodel.clock import wall_end_s
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, relative_gap
@@ -100,7 +100,9 @@ class Request:
     """Options of the back end by its own names, for each of its solves."""
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
-    started_s: float = field(default_factory=now_s)
+    started_s: float = field(
+        default_factory=lambda: _clock_s(of_processor=wall_end_s() is not None)
+    )
     """When the solve was requested, on the clock that its limit counts [s]."""
     wall_end_s: float | None = field(default_factory=wall_end_s)
     """When it ends in any case, on the monotonic clock, if its limit is of processor time [s]."""
@@ -135,8 +137,7 @@ class Request:
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested [s]."""
-        clock = time.monotonic if self.wall_end_s is None else time.process_time
-        return clock() - self.started_s
+        return _clock_s(of_processor=self.wall_end_s is not None) - self.started_s
 
     def remaining_s(self) -> float:
         """Return the time that is left [s], 0 or more."""
@@ -148,6 +149,10 @@ class Request:
         if self.wall_end_s is None:
             return self.remaining_s()
         return max(0.0, self.wall_end_s - time.monotonic())
+
+
+def _clock_s(*, of_processor: bool) -> float:
+    return time.process_time() if of_processor else time.monotonic()
 
 
 def _is_real(value: object) -> bool:

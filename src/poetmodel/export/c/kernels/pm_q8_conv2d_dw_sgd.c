@@ -4,8 +4,8 @@ from `first` on, and so are pointers to them: kernels may be called for parts. *
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
-void pm_q8_conv2d_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient, const int8_t *x, const int32_t *shape,
-                         int32_t batch, pm_real scale_x, int32_t zero_x, const pm_real *scale, int32_t first,
+void pm_q8_conv2d_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient, const int8_t *x, const pm_real *scale,
+                         const int32_t *shape, int32_t batch, pm_real scale_x, int32_t zero_x, int32_t first,
                          int32_t count, pm_real lr, pm_real sign, pm_real decay)
 {
     const pm_q8_sink to = {.weight = w,

@@ -4,9 +4,9 @@ them: kernels may be called for parts. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
-void pm_q8_pointwise_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient, const int8_t *x, int32_t pixels,
-                            int32_t in, int32_t results, pm_real scale_x, int32_t zero_x, const pm_real *scale,
-                            int32_t first, int32_t count, pm_real lr, pm_real sign, pm_real decay)
+void pm_q8_pointwise_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient, const int8_t *x, const pm_real *scale,
+                            int32_t pixels, int32_t in, int32_t results, pm_real scale_x, int32_t zero_x, int32_t first,
+                            int32_t count, pm_real lr, pm_real sign, pm_real decay)
 {
     const pm_q8_sink to = {.weight = w,
                            .residual = residual,

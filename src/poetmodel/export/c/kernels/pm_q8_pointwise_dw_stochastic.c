@@ -5,8 +5,8 @@ to them: kernels may be called for parts. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
-void pm_q8_pointwise_dw_stochastic(int8_t *w, const pm_real *gradient, const int8_t *x, int32_t pixels, int32_t in,
-                                   int32_t results, pm_real scale_x, int32_t zero_x, const pm_real *scale,
+void pm_q8_pointwise_dw_stochastic(int8_t *w, const pm_real *gradient, const int8_t *x, const pm_real *scale,
+                                   int32_t pixels, int32_t in, int32_t results, pm_real scale_x, int32_t zero_x,
                                    int32_t first, int32_t count, int32_t site, int32_t seed, int32_t begun,
                                    int32_t steps, pm_real lr, pm_real sign, pm_real decay)
 {
