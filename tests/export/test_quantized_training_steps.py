@@ -16,6 +16,9 @@ from kit.shared_objects import build
 from poetmodel.export.board import Target, run
 from poetmodel.torch.lowering.step import lower
 
+pytestmark = pytest.mark.large
+pytest.importorskip("torchao")
+
 STEPS = 20
 RATE = 0.25
 EXACTNESS = "int8 weights, trained by quantization-aware scaling: not the numbers of float training"

@@ -22,7 +22,7 @@ from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
 from poetmodel.torch.step.optimizers import rules_of
 from poetmodel.torch.step.updates import QuantizedUpdate
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.large]
 pytest.importorskip("torchao")
 
 
