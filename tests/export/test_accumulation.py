@@ -88,6 +88,10 @@ CASES = {
     "clipped on such storage": ("sgd", {**SCHEDULES["mapped"], "clip": 0.1}),
     "with commits": ("momentum", {"share": 0.2, "commit": True}),
     "with commits on such storage": ("adam", {**SCHEDULES["mapped"], "commit": True}),
+    "with commits on such storage, weights in RAM": (
+        "sgd",
+        {**SCHEDULES["mapped"], "commit": True, "share": 0.15},
+    ),
 }
 
 

@@ -329,12 +329,16 @@ class ProgramSource:
         """Yield a call that writes to no mapped state.
 
         Where it copies a sum of gradients that another call has changed, and that a commit has
-        written as it is after the node, the copy is of the old one, and is changed like it.
+        written as it is after the node, the copy is of the old one, and is changed like it. Where
+        it updates state in RAM by such a sum, it reads pieces of the sum, computed again.
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
         adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
         if not (self.deployment.rotating and adding and self._written.intersection(sums)):
             yield self._line(call)
+            return
+        if not call.kernel.startswith("pm_copy"):
+            yield from self._piecewise((*adding, call), set())
             return
         (to, old), (add,) = call_refs(call), adding
         (_, gradient), count = call_refs(add), add.arguments[-1]
@@ -426,14 +430,14 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield updates of state that the core reads where it lies, and writes by the driver.
 
-        Only `targets` are written; what else of such state calls change, and what is `kept`, they
-        change in copies. Kernels of updates take pointers first, which all advance with the
-        elements but those to buffers of one, and then the count of elements.
+        Only `targets` are written, if there are any; what else of such state calls change, and what
+        is `kept`, they change in copies. Kernels of updates take pointers first, which all advance
+        with the elements but those to buffers of one, and then the count of elements.
         """
         buffers = self.step.buffers
         refs = {a.buffer: a for c in calls for a in changed(c) if a.buffer in self._mapped | kept}
         pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
-        count = max(buffers[name].elements for name in targets)
+        count = max(buffers[name].elements for name in targets or pieces)
         most = _PIECE if len(pieces) <= _MANY_PIECES else _PIECE // 2
         begin = "{"
         if not self.deployment.rotating and targets <= self._written:
