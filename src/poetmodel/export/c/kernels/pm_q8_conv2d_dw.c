@@ -7,5 +7,5 @@ void pm_q8_conv2d_dw(pm_real *out, const pm_real *gradient, const int8_t *x, con
                      pm_real scale_x, int32_t zero_x)
 {
     const pm_q8_sink to = {.out = out, .scale_x = (pm_real)(float)scale_x};
-    pm_q8_conv2d_dw_to(&to, gradient, x, shape, batch, zero_x);
+    pm_q8_conv2d_dw_whole(&to, gradient, x, shape, batch, zero_x);
 }

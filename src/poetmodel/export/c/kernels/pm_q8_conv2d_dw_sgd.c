@@ -8,15 +8,6 @@ void pm_q8_conv2d_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient, c
                          const int32_t *shape, int32_t batch, pm_real scale_x, int32_t zero_x, int32_t first,
                          int32_t count, pm_real lr, pm_real sign, pm_real decay)
 {
-    const pm_q8_sink to = {.weight = w,
-                           .residual = residual,
-                           .scale = scale,
-                           .scale_x = (pm_real)(float)scale_x,
-                           .rate = {(float)lr, (float)sign, (float)decay}};
-    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
-    if (count == shape[PM_OUT] * (shape[PM_IN] / shape[PM_GROUPS]) * window) {
-        pm_q8_conv2d_dw_to(&to, gradient, x, shape, batch, zero_x);
-    } else {
-        pm_q8_conv2d_dw_part(&to, gradient, x, shape, batch, zero_x, first, count);
-    }
+    const pm_q8_sink to = pm_q8_into(w, residual, scale, scale_x, lr, sign, decay);
+    pm_q8_conv2d_dw_to(&to, gradient, x, shape, batch, zero_x, first, count);
 }

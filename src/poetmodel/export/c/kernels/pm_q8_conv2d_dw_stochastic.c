@@ -11,15 +11,6 @@ void pm_q8_conv2d_dw_stochastic(int8_t *w, const pm_real *gradient, const int8_t
                                 pm_real sign, pm_real decay)
 {
     pm_q8_draws draws = pm_q8_draws_of(site, seed, begun, steps, first);
-    const pm_q8_sink to = {.weight = w,
-                           .draws = &draws,
-                           .scale = scale,
-                           .scale_x = (pm_real)(float)scale_x,
-                           .rate = {(float)lr, (float)sign, (float)decay}};
-    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
-    if (count == shape[PM_OUT] * (shape[PM_IN] / shape[PM_GROUPS]) * window) {
-        pm_q8_conv2d_dw_to(&to, gradient, x, shape, batch, zero_x);
-    } else {
-        pm_q8_conv2d_dw_part(&to, gradient, x, shape, batch, zero_x, first, count);
-    }
+    const pm_q8_sink to = pm_q8_into(w, &draws, scale, scale_x, lr, sign, decay);
+    pm_q8_conv2d_dw_to(&to, gradient, x, shape, batch, zero_x, first, count);
 }

@@ -11,10 +11,6 @@ void pm_q8_depthwise_dw_stochastic(int8_t *w, const pm_real *gradient, const int
                                    pm_real sign, pm_real decay)
 {
     pm_q8_draws draws = pm_q8_draws_of(site, seed, begun, steps, first);
-    const pm_q8_sink to = {.weight = w,
-                           .draws = &draws,
-                           .scale = scale,
-                           .scale_x = (pm_real)(float)scale_x,
-                           .rate = {(float)lr, (float)sign, (float)decay}};
+    const pm_q8_sink to = pm_q8_into(w, &draws, scale, scale_x, lr, sign, decay);
     pm_q8_depthwise_dw_to(&to, gradient, x, shape, batch, zero_x, first, count);
 }

@@ -106,6 +106,21 @@ typedef struct {
     pm_q8_rate rate;
 } pm_q8_sink;
 
+/* The sink that updates weights, in single precision. */
+#ifdef PM_Q8_STOCHASTIC
+static inline pm_q8_sink pm_q8_into(int8_t *w, pm_q8_draws *draws, const pm_real *scale, pm_real scale_x, pm_real lr,
+                                    pm_real sign, pm_real decay)
+{
+    return (pm_q8_sink){0, w, draws, scale, (pm_real)(float)scale_x, {(float)lr, (float)sign, (float)decay}};
+}
+#else
+static inline pm_q8_sink pm_q8_into(int8_t *w, int8_t *residual, const pm_real *scale, pm_real scale_x, pm_real lr,
+                                    pm_real sign, pm_real decay)
+{
+    return (pm_q8_sink){0, w, residual, scale, (pm_real)(float)scale_x, {(float)lr, (float)sign, (float)decay}};
+}
+#endif
+
 static inline void pm_q8_put(const pm_q8_sink *to, int32_t at, int32_t result, pm_real sum)
 {
     const pm_real gradient = sum * to->scale_x;
@@ -216,7 +231,7 @@ static inline pm_real pm_q8_dw_one(const pm_real *gradient, const int8_t *x, int
     return sum;
 }
 
-/* Gradients of the weights between so many results and channels, which see each other at the same places: the first of
+/* Gradients of the weights between results and channels, which see each other at the same places: the first of
 them is that of `result`, at `at`, and the next result's are `filter` behind. */
 static inline void pm_q8_dw(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x, int32_t zero,
                             const pm_q8_places *p, int32_t results, int32_t channels, int32_t result, int32_t at,
@@ -252,7 +267,8 @@ static inline void pm_q8_dw(const pm_q8_sink *to, const pm_real *gradient, const
     }
 }
 
-/* The places at which a tap of a window falls into the image, and where the first of them is in gradient and in x. */
+/* The places at which a tap of a window falls into the image, and where the first of them is in gradient and in x; 0
+where there is no such place. */
 static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, int32_t h, int32_t v, int32_t *first,
                                            int32_t *first_x)
 {
@@ -262,9 +278,10 @@ static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, 
     int32_t bottom, right;
     const int32_t top = pm_places(down, shape[PM_STRIDE_H], shape[PM_IN_H], shape[PM_OUT_H], &bottom);
     const int32_t left = pm_places(across, shape[PM_STRIDE_W], shape[PM_IN_W], shape[PM_OUT_W], &right);
-    *first = top * row + left * results;
-    *first_x = (top * shape[PM_STRIDE_H] + down) * x_row + (left * shape[PM_STRIDE_W] + across) * channels;
-    return (pm_q8_places){.images = top < bottom && left < right ? batch : 0,
+    const int any = top < bottom && left < right;
+    *first = any ? top * row + left * results : 0;
+    *first_x = any ? (top * shape[PM_STRIDE_H] + down) * x_row + (left * shape[PM_STRIDE_W] + across) * channels : 0;
+    return (pm_q8_places){.images = any ? batch : 0,
                           .rows = bottom - top,
                           .columns = right - left,
                           .image = shape[PM_OUT_H] * row,
@@ -306,16 +323,13 @@ static inline void pm_q8_conv2d_dw_part(const pm_q8_sink *to, const pm_real *gra
         const pm_q8_places p =
             pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &begin, &begin_x);
         n = PM_MIN(channels - channel, first + count - at);
-        if (p.images == 0) {
-            begin = begin_x = 0; /* nothing is read */
-        }
         pm_q8_dw(to, gradient + begin + result, x + begin_x + result / results * channels + channel, zero, &p, 1, n,
                  result, at - first, 0);
     }
 }
 
 /* The same of all weights. */
-static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
+static inline void pm_q8_conv2d_dw_whole(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                       const int32_t *shape, int32_t batch, int32_t zero)
 {
     const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups, results = shape[PM_OUT] / groups;
@@ -324,13 +338,22 @@ static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradi
         int32_t first, first_x;
         const pm_q8_places p =
             pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &first, &first_x);
-        if (p.images == 0) {
-            first = first_x = 0; /* nothing is read */
-        }
         for (int32_t g = 0; g < groups; g++) {
             pm_q8_dw(to, gradient + first + g * results, x + first_x + g * channels, zero, &p, results, channels,
                      g * results, g * results * filter + tap * channels, filter);
         }
+    }
+}
+
+/* The gradients of `count` weights of a convolution, from `first` on. */
+static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
+                                      const int32_t *shape, int32_t batch, int32_t zero, int32_t first, int32_t count)
+{
+    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+    if (count == shape[PM_OUT] * (shape[PM_IN] / shape[PM_GROUPS]) * window) {
+        pm_q8_conv2d_dw_whole(to, gradient, x, shape, batch, zero);
+    } else {
+        pm_q8_conv2d_dw_part(to, gradient, x, shape, batch, zero, first, count);
     }
 }
 
@@ -365,9 +388,6 @@ static inline void pm_q8_depthwise_dw_to(const pm_q8_sink *to, const pm_real *gr
         int32_t begin, begin_x, c = at % channels;
         const pm_q8_places p =
             pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &begin, &begin_x);
-        if (p.images == 0) {
-            begin = begin_x = 0; /* nothing is read */
-        }
         for (; at + 4 <= last; at += 4, c += 4) {
             pm_real sums[4];
             pm_q8_dw_each(sums, gradient + begin + c, x + begin_x + c, zero, &p);

@@ -8,10 +8,6 @@ void pm_q8_pointwise_dw_sgd(int8_t *w, int8_t *residual, const pm_real *gradient
                             int32_t pixels, int32_t in, int32_t results, pm_real scale_x, int32_t zero_x, int32_t first,
                             int32_t count, pm_real lr, pm_real sign, pm_real decay)
 {
-    const pm_q8_sink to = {.weight = w,
-                           .residual = residual,
-                           .scale = scale,
-                           .scale_x = (pm_real)(float)scale_x,
-                           .rate = {(float)lr, (float)sign, (float)decay}};
+    const pm_q8_sink to = pm_q8_into(w, residual, scale, scale_x, lr, sign, decay);
     pm_q8_pointwise_dw_to(&to, gradient, x, pixels, in, results, zero_x, first, count);
 }

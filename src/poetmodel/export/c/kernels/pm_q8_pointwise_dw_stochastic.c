@@ -11,10 +11,6 @@ void pm_q8_pointwise_dw_stochastic(int8_t *w, const pm_real *gradient, const int
                                    int32_t steps, pm_real lr, pm_real sign, pm_real decay)
 {
     pm_q8_draws draws = pm_q8_draws_of(site, seed, begun, steps, first);
-    const pm_q8_sink to = {.weight = w,
-                           .draws = &draws,
-                           .scale = scale,
-                           .scale_x = (pm_real)(float)scale_x,
-                           .rate = {(float)lr, (float)sign, (float)decay}};
+    const pm_q8_sink to = pm_q8_into(w, &draws, scale, scale_x, lr, sign, decay);
     pm_q8_pointwise_dw_to(&to, gradient, x, pixels, in, results, zero_x, first, count);
 }
