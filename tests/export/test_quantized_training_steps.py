@@ -16,7 +16,7 @@ from kit.shared_objects import build
 from poetmodel.export.board import Target, run
 from poetmodel.torch.lowering.step import lower
 
-pytestmark = pytest.mark.large
+pytestmark = [pytest.mark.torch, pytest.mark.large]
 pytest.importorskip("torchao")
 
 STEPS = 20
