@@ -231,7 +231,7 @@ class ChoiceRelaxation:
         return floor(self._graph(names), memory_mapped=without_state).bytes
 
     def _graph(self, names: Collection[str]) -> Graph:
-        return Graph.of_valid(
+        return Graph.from_valid(
             name="", nodes=self.freezable.restricted(names), batch_size=1, dtype="",
             resident_bytes={}, parameters=None, forward_macs=None, kernels=None,
         )  # fmt: skip

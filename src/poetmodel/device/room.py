@@ -140,7 +140,7 @@ def find_whole_step(
     None if the network is no built-in one, has its state in the graph already, or exceeds the RAM
     of the device even with the smallest optimizer and operators in place.
     """
-    if device is None or name not in model_names() or shape.given.get("state"):
+    if device is None or name not in model_names() or shape.overrides.get("state"):
         return None
     pages = paging and device.storage is not None
     whole = WholeStep(state="sgd", in_place=True, min_bytes=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device import Costs
 from poetmodel.device.room import DeviceRoom
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
+from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape
 from poetmodel.planner import verify
 from poetmodel.schedule import (
     RELATIONS,
@@ -134,7 +134,7 @@ class Sources:
     schedule: str
     graph: str
     """A graph file or a built-in network."""
-    shape: InputShape = OWN_SHAPE
+    shape: InputShape = DEFAULT_SHAPE
     device: str | None = None
     """A device by name or file, if given."""
     profile: str | None = None
