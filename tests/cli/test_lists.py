@@ -131,7 +131,7 @@ def test_every_figure_of_a_device_is_read_checked_and_shown(path, tmp_path):
     named = f"[{'.'.join(tables)}] {key}" if tables else key
     refused = told(-1)
     assert (refused.status, f"{named}: expected" in refused.err) == (2, True)
-    if known.usual is not None and known.unit != "B":
+    if known.typical_range is not None and known.unit != "B":
         assert f"{named} is 1e+30 {known.unit}" in told(1e30).err
     told(value)
     board = Device.load(str(tmp_path / "board.toml"))
