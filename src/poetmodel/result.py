@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import DeviceRoom, room_figures
+from poetmodel.device.ram import DeviceRam, device_ram_metrics
 from poetmodel.errors import NoScheduleError, shown
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
@@ -283,12 +283,12 @@ class SolveResult:
         return paid if self.objective_bound is None else max(paid, self.objective_bound)
 
     @property
-    def room(self) -> DeviceRoom | None:
+    def room(self) -> DeviceRam | None:
         """RAM of the device that the schedule takes; None without a schedule or a device."""
         if self.simulation is None:
             return None
         device, graph = self.problem.costs.device, self.problem.graph
-        return DeviceRoom.of(device, graph, self.simulation.peak_use)
+        return DeviceRam.compare(device, graph, self.simulation.peak_use)
 
     def require_schedule(self) -> Schedule:
         """Return the schedule; raise `NoScheduleError` with this result if there is none."""
@@ -393,7 +393,7 @@ class SolveResult:
         wears = storage is not None and storage.endurance_cycles is not None
         return {
             **self._metrics(self.simulation, *lasting),
-            **({} if room is None else room_figures(room)),
+            **({} if room is None else device_ram_metrics(room)),
             **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if wears else {}),
             **self._metrics(self.simulation, *_TIMES),
         }

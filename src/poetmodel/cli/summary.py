@@ -250,7 +250,7 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
     commit, paid = problem.table.commit, problem.committing
     if commit is not None:
         every = "every step" if problem.commit == 1 else f"its share of one in {problem.commit}"
-        written = f"{format_bytes(commit.written_bytes)} and {commit.erases:.4g} erases"
+        written = f"{format_bytes(commit.written_bytes)} and {commit.erased_blocks:.4g} erases"
         amount = f"{format_seconds(paid.time_s)}, {format_joules(paid.energy_j)}"
         yield row("commit", amount, f"{every}: {written}, a part of the single pass")
 

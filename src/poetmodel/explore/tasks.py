@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
-from poetmodel.device.room import find_whole_step
+from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial

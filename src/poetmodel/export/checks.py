@@ -9,7 +9,7 @@ import numpy as np
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
-from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
+from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared
@@ -113,8 +113,8 @@ def _check_commit(board: Device) -> None:
                 "state"
             )
         return
-    unit_bytes = GenerationLayout.on(board).write_unit_bytes
-    if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
+    unit_bytes = GenerationLayout.for_device(board).write_unit_bytes
+    if board.is_memory_mapped and unit_bytes > MIN_WRITE_UNIT_BYTES:
         raise InputError(
             f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
             "of state that is read in place write a few numbers at a time; choose a device whose "

@@ -517,7 +517,7 @@ def _moving(
     part of a commit is paid wherever the home is; `counts` of page-outs have it all the same.
     """
     graph, commit = problem.graph, problem.table.commit
-    paid = () if commit is None or counts else commit.parts
+    paid = () if commit is None or counts else commit.replacements
     at_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
         if not problem.reads_in_place:

@@ -54,7 +54,7 @@ class SinglePass:
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:
             return self.compute_s
         serial = self.deadline_counts == DeadlineCounts.SERIAL
-        counted = self.committing if serial else commit.rest
+        counted = self.committing if serial else commit.other_cost
         return self.compute_s + counted.time_s
 
     @property

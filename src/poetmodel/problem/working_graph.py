@@ -34,7 +34,7 @@ def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int
         return graph
     absent = {graph.tensors[i].name for i in (graph.state_tensors if read_in_place else resident)}
     values = {field.name: getattr(graph, field.name) for field in fields(graph)}
-    return Graph.of_valid(**values | {"nodes": tuple(_act(node, absent) for node in graph.nodes)})
+    return Graph.from_valid(**values | {"nodes": tuple(_act(node, absent) for node in graph.nodes)})
 
 
 def _act(node: Node, absent: set[str]) -> Node:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
-from poetmodel.device.room import room_figures
+from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed
 from poetmodel.problem import OWN, Problem
 from poetmodel.report.presenter import document, metric_facts, state_figures
@@ -63,7 +63,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
-        **room_figures(subject.room),
+        **device_ram_metrics(subject.room),
         **metrics(Group.WORK, Group.STEP),
         "pass_s": subject.problem.pass_time_s if timed else None,
         "deadline_time_s": simulation.time_s if timed else None,

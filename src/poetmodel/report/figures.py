@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.hardware import device_figures
+from poetmodel.device.hardware import device_quantities
 from poetmodel.problem.totals import in_words
 from poetmodel.report.presenter import (
     Fact,
@@ -191,7 +191,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             ("device.cycles", "compute times", str),
             *(
                 (f"device.{path}", known.name, partial(measured, unit=known.unit))
-                for path, known in device_figures()
+                for path, known in device_quantities()
             ),
             ("device.storage.mode", "transfers", str),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import gauge, gauge_words
+from poetmodel.device.ram import format_gauge, gauge
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import (
     address_chart,
@@ -133,7 +133,7 @@ def _gauges(subjects: Sequence[Subject]) -> Iterator[str]:
     for subject in subjects:
         sizes = gauge(subject.room)
         if sizes is not None:
-            rest, parts = gauge_words(sizes)
+            rest, parts = format_gauge(sizes)
             verdict = "it trains there" if sizes["trains"] else "it does not train there"
             yield f"{subject.label}: {rest}: {verdict}; {parts}"
 

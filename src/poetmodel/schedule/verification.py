@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
+from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge, gauge_by_json_path
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
 from poetmodel.problem.infeasibility import no_generations
@@ -237,10 +237,10 @@ def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
 def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
+    room = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     figures: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
-    figures |= room_figures(room) | gauge_claims(gauge(room))
+    figures |= device_ram_metrics(room) | gauge_by_json_path(gauge(room))
     figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
     for key, claim in stated.items():
         value = figures.get(key)

@@ -15,7 +15,7 @@ from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, Variant, read_model_or_file
+from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import OWN, Problem
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Run:
 
         Leaves out absent user-defined constraints and commits, so that keys of older records hold.
         """
-        own = {field.name for field in fields(Variant)} - self.shape.given.keys()
+        own = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
         values = {name: value for name, value in asdict(self).items() if name not in own}
         for name in ("constraints", "commit"):
             if getattr(self.settings, name) is None:
@@ -172,7 +172,7 @@ def grid(
     devices: Sequence[str],
     *,
     ram: Sequence[str],
-    shapes: Sequence[InputShape] = (OWN_SHAPE,),
+    shapes: Sequence[InputShape] = (DEFAULT_SHAPE,),
     deadlines: Sequence[str | None] = (None,),
     methods: Sequence[str] = ("optimal",),
     backends: Sequence[str] = ("highs",),
@@ -245,13 +245,13 @@ def _method_of(name: str) -> Method:
 
 
 @cache
-def graph_of(model: str, shape: InputShape = OWN_SHAPE) -> Graph:
+def graph_of(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Return the graph of a model or file, cached; a step file is cut into tiles if asked."""
-    if model.endswith(".step.json") and shape.given.keys() == {"tile"}:
+    if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import in_tiles
 
-        return in_tiles(load_step(model), shape.given["tile"]).graph
+        return in_tiles(load_step(model), shape.overrides["tile"]).graph
     return read_model_or_file(model, shape)
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import ROOM
+from poetmodel.device.ram import DEVICE_RAM_KEYS
 from poetmodel.files import write_text
 from poetmodel.result import Status, relative_gap
 from poetmodel.schedule.metrics import Display, Group, metrics_at
@@ -81,7 +81,7 @@ def _metric_columns() -> tuple[str, ...]:
     before, after = (
         [metric.key for metric in metrics_at(Display.SWEEP, *groups)] for groups in (first, others)
     )
-    return (*before, *ROOM, *after)
+    return (*before, *DEVICE_RAM_KEYS, *after)
 
 
 def _status(record: Record) -> str:
