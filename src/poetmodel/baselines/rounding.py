@@ -157,7 +157,7 @@ def _kept_levels(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, 
     request = Request(time_limit_s=max(1e-3, min(time_left_s(), LONGEST_S)))
     session = Session(relaxed, request, params=LazyParams(cuts=frozenset()))
     relaxation, answer = run_interruptibly(
-        partial(add_rows, session, first), session.stop, most_s=request.time_limit_s + PATIENCE_S
+        partial(add_rows, session, first), session.stop, max_s=request.time_limit_s + PATIENCE_S
     )
     if session.stop.is_set():
         raise KeyboardInterrupt
