@@ -208,7 +208,7 @@ def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
 def test_values_that_have_no_form_are_not_kept(tmp_path):
     """A graph with an object that nobody can tell from another is compiled, and not kept."""
     step = own()
-    joint = compile_cache.trace_of.__globals__["capture"](*step)
+    joint = compile_cache.build_trace.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
     known = compile_cache.KnownStep(preparation.Cache(tmp_path), joint)

@@ -16,7 +16,7 @@ from poetmodel.torch.capturing import replay as replaying
 from poetmodel.torch.capturing.replay import call, replay, sampled
 from poetmodel.torch.graph.operators import is_counted, kernel_of
 from poetmodel.torch.graph.profiles import OpProfiler
-from poetmodel.torch.graph.tensors import form_of, heap_peak_bytes
+from poetmodel.torch.graph.tensors import call_key, heap_peak_bytes
 from poetmodel.torch.runtime.runner import Runner
 
 nn = torch.nn
@@ -136,7 +136,7 @@ def test_equal_operations_are_executed_once(make):
 
     def checked(node, *given):
         value = call(node, *given)
-        forms[node] = form_of(value)
+        forms[node] = call_key(value)
         return value
 
     replay(joint, checked)

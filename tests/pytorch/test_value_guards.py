@@ -385,7 +385,7 @@ def test_checks_that_cannot_wait_are_refused():
     """
     own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
     optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
-    with pytest.raises(pmt.CaptureError, match="updates do not wait for the answer"):
+    with pytest.raises(pmt.CaptureError, match="updates do not wait for the result"):
         keep_all(*own, optimizer=optimizer)
     with pytest.raises(pmt.CaptureError, match="which cannot be exported"):
         lower(*own)

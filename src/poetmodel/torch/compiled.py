@@ -33,11 +33,11 @@ from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.scheduled import (
     floor_bytes,
     keep_all_bytes,
-    least_bytes,
+    min_budget_bytes,
     scheduled_costs,
     scheduled_graph,
 )
-from poetmodel.torch.step.trace import Trace, captured_step
+from poetmodel.torch.step.trace import Trace, capture_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +118,7 @@ class Compiled:
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
-        joint = captured_step(
+        joint = capture_step(
             model,
             loss_fn,
             inputs,
@@ -251,7 +251,7 @@ class Compiled:
             self.trace,
             plan,
             self.scheduled.numbers,
-            program=self.scheduled.in_operations(plan.program),
+            program=self.scheduled.to_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,
@@ -277,7 +277,7 @@ class Compiled:
         return (
             f"ram: {share(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
             f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
-            f"least ram={share(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+            f"least ram={share(min_budget_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
 
 

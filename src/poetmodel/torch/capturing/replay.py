@@ -19,7 +19,7 @@ from poetmodel.errors import PoetModelError
 from poetmodel.torch.capturing.joint_graph import in_module
 from poetmodel.torch.errors import RAISED, CaptureError
 from poetmodel.torch.graph.operators import is_counted, kernel_of
-from poetmodel.torch.graph.tensors import fake, form_of, storage_key, tensors_in
+from poetmodel.torch.graph.tensors import call_key, fake, storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -89,7 +89,7 @@ class RepeatedOps:
     def __init__(self, joint: Joint, execute: Execute) -> None:
         self._execute = execute
         self._forms = {
-            node: form_of(
+            node: call_key(
                 node.target, *(fx.node.map_arg(a, fake) for a in (node.args, node.kwargs))
             )
             for node in joint.graph_module.graph.nodes
@@ -109,7 +109,7 @@ class RepeatedOps:
             return self._execute(node, arguments, keywords)
         self._left[form] -= 1
         kept = self._first.get(form) if self._left[form] else self._first.pop(form, None)
-        true = form_of(node.target, arguments, keywords)
+        true = call_key(node.target, arguments, keywords)
         if kept is not None and kept[1] == true:
             self.like[node] = kept[0]
             return kept[2]

@@ -35,7 +35,7 @@ from poetmodel.torch.lowering.operands import (
 from poetmodel.torch.lowering.tables import with_tables
 from poetmodel.torch.step.optimizers import OptimizerSlot
 from poetmodel.torch.step.training import TrainingGraph
-from poetmodel.torch.step.updates import with_optimizer
+from poetmodel.torch.step.updates import extend_with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +92,7 @@ def lower(
     if accumulate > 1:
         _divide_loss(joint, accumulate)
     if optimizer is not None:
-        joint = with_optimizer(
+        joint = extend_with_optimizer(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)

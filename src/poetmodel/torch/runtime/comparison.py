@@ -213,7 +213,7 @@ class State:
             with self._draws.kept():
                 yield
         finally:
-            self._moments.forget()
+            self._moments.discard_created()
             self.reset()
             for name, tensor in self.targets.items():
                 tensor.grad = gradients[name]
@@ -221,7 +221,7 @@ class State:
     def fill(self) -> None:
         """Let gradients, or the moments of an optimizer, be there before each of the next steps."""
         if self._moments.is_in_use:
-            self._moments.fill()
+            self._moments.create_missing()
             return
         for tensor in self.targets.values():
             if tensor.requires_grad and tensor.is_leaf:
@@ -273,9 +273,9 @@ def differences(trace: Trace, expected: Results, actual: Results) -> Iterator[Re
     """Yield the results that are not equal bit for bit."""
     parts = trace.parts
     ops = {
-        output.result.name: parts.operations[output.after].name
+        output.result.name: parts.operations[output.completed_by].name
         for output in parts.outputs
-        if output.after is not None
+        if output.completed_by is not None
     }
     for name in sorted(expected.keys() | actual.keys()):
         reference, value = expected.get(name), actual.get(name)

@@ -21,7 +21,7 @@ from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.capturing.replay import call, sampled, temporarily
 from poetmodel.torch.state.pages import checksum, read_page, write_page
 from poetmodel.torch.step.trace import Trace
-from poetmodel.torch.step.updates import ParameterUpdate, copies
+from poetmodel.torch.step.updates import ParameterUpdate, copy_tensors
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def unit_times_s(
         if isinstance(node.target, ParameterUpdate):
             # A program writes over state and gradient; here others read them.
             state, gradients, *others = arguments
-            own = (copies(state), copies(gradients), *others)
+            own = (copy_tensors(state), copy_tensors(gradients), *others)
             work = partial(node.target.replace, *own, owned=True)
         begin = clock()
         value = work()

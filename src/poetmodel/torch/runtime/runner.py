@@ -105,7 +105,7 @@ class Runner:
         unread = [
             indices[a.node] for a in joint.arguments if direct.get(a.node, (None,))[0] in self._away
         ]
-        self._state = None if joint.optimizer is None else OptimizerState(joint, away=unread)
+        self._state = None if joint.optimizer is None else OptimizerState(joint, on_storage=unread)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -155,13 +155,13 @@ class Runner:
         self.move_state()
         values = self._values(inputs)
         if self._state is not None:
-            values.append(self._state.fill(values))
+            values.append(self._state.fill_arguments(values))
         gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
         before = torch.default_generator.get_state() if self._random else None
         try:
             held = self.run(values, gradients.emit)
             if self._state is not None:
-                self._state.keep(values)
+                self._state.store_first_moments(values)
             if self.homes is not None:
                 self.homes.commit()
         except BaseException as error:
@@ -300,7 +300,7 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
     targets = {
         number: output.result.target
         for number, output in enumerate(parts.outputs)
-        if not output.held and output.result.target is not None
+        if not output.is_returned_at_end and output.result.target is not None
     }
     keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
     final = {key: number for number, key in keys.items()}

@@ -74,7 +74,7 @@ class _State:
         if self.moment is None:
             self.find().data = value
         else:
-            self.moment.keep(value)
+            self.moment.store(value)
 
 
 class StateStore:
@@ -153,7 +153,7 @@ class StateStore:
             return
         for state in self._states.values():
             if state.moment is not None and state.is_absent and state.moment.key == "sum":
-                state.moment.keep(state.find())  # a first step adds to it
+                state.moment.store(state.find())  # a first step adds to it
         try:
             self._take_over()
         except BaseException:
@@ -212,7 +212,7 @@ class StateStore:
                 continue
             if not self.file.contains(index):
                 if state.moment is not None:
-                    state.moment.drop()
+                    state.moment.remove()
                 continue
             value = state.find()
             held, copied = blank(state.tensor.storage)
