@@ -57,7 +57,7 @@ class Counted:
     def __init__(self, monkeypatch):
         self.counts = {}
         for module, name in (
-            (captured, "profiles_on_inputs"),
+            (captured, "profile_on_inputs"),
             (profiling, "unit_times_s"),
             (preparation, "solve"),
         ):
@@ -77,7 +77,7 @@ class Counted:
         return found
 
 
-ALL = {"profiles_on_inputs", "unit_times_s", "solve"}
+ALL = {"profile_on_inputs", "unit_times_s", "solve"}
 
 
 @pytest.mark.parametrize("updates", [False, True])

@@ -239,7 +239,7 @@ def hooked(parameters):
         (lambda p: ADAM([{"params": p, "lr": "0.5"}]), "group 0: lr: expected a number, got '0.5'"),
         (lambda p: SGD(p, lr=0.1, differentiable=True), "differentiable=True"),
         (hooked, "it has hooks on its steps"),
-        (lambda p: SGD(list(p)[:1], lr=0.1), "0.bias requires a gradient, and the optimizer"),
+        (lambda p: SGD(list(p)[:1], lr=0.1), "0.bias requires a gradient, but the optimizer"),
         (lambda p: SGD([*p, torch.zeros(1)], lr=0.1), "parameters belong neither to the model"),
     ],
 )  # fmt: skip
@@ -291,14 +291,14 @@ def test_steps_that_updates_do_not_fit_are_refused(make, message):
 
 
 # -- operators in place: the same bits, in the memory of the input ---------------------------------
-ALONE = ["relu", "gelu", "silu", "sigmoid", "tanh", "exp", "neg", "softplus"]
+CAPTURE_LOCK = ["relu", "gelu", "silu", "sigmoid", "tanh", "exp", "neg", "softplus"]
 PAIRS = (
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
     *(aten.gelu_backward.default, aten.silu_backward.default, aten.tanh_backward.default),
     *(aten.sigmoid_backward.default, aten.hardsigmoid_backward.default),
 )
 CALLS = {
-    **{getattr(aten, name).default: ("x",) for name in ALONE},
+    **{getattr(aten, name).default: ("x",) for name in CAPTURE_LOCK},
     **dict.fromkeys(PAIRS, ("x", "x")),
     aten.hardtanh.default: ("x", 0.0, 1.0),
     aten.clamp_min.default: ("x", 0.1),

@@ -21,8 +21,8 @@ from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
-from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
+from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
+from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
@@ -116,7 +116,7 @@ class Compiled:
         begin = perf_counter()
         tell("capturing the step")
         _check_host(model)
-        refuse(type(model).__name__, input_faults(inputs))
+        refuse(type(model).__name__, input_errors(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
         joint = capture_step(
             model,
@@ -297,7 +297,7 @@ def _settled(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def _check_host(model: torch.nn.Module) -> None:
-    refuse_surroundings()
+    refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
         raise CaptureError(
             "autocast is on: use it inside of the model and the loss, and compile outside of it"

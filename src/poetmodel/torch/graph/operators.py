@@ -67,7 +67,7 @@ def copies_input(target: Any) -> bool:
     return getattr(target, "_opname", "") in _COPYING
 
 
-def is_counted(node: fx.Node) -> bool:
+def has_flop_formula(node: fx.Node) -> bool:
     """Return whether PyTorch counts the FLOP of a node: a convolution, product or attention."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 

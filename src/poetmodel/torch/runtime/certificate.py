@@ -176,7 +176,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
             state.reset()
     runner.move_state()
     # The learning rate is an input, and made anew in each step.
-    rate_bytes = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
+    rate_bytes = sum(joint.value(a).nbytes for a in joint.arguments_of(InputKind.LEARNING_RATE))
     there = always_resident_bytes(compiled.trace) - rate_bytes
     ours_there = there - compiled.runner.away_bytes
     return Certificate(

@@ -332,7 +332,11 @@ def _of_step(trace: Trace) -> Iterator[_State]:
         if argument.kind not in _STATE or argument.node not in trace.parts.direct:
             continue
         index, _ = trace.parts.direct[argument.node]
-        moment = argument.held if isinstance(argument.held, OptimizerSlot) else None
+        moment = (
+            argument.optimizer_value
+            if isinstance(argument.optimizer_value, OptimizerSlot)
+            else None
+        )
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
             paths.setdefault(id(find()), argument.target)

@@ -16,7 +16,7 @@ from poetmodel.torch.capturing.joint_graph import (
     OutputSpec,
     shown_path,
 )
-from poetmodel.torch.capturing.replay import profiles_on_inputs
+from poetmodel.torch.capturing.replay import profile_on_inputs
 from poetmodel.torch.graph.profiles import OpProfiler
 from poetmodel.torch.graph.step_graph import StepGraph
 
@@ -74,7 +74,7 @@ class CapturedGraph(StepGraph):
         self._backward = _tangent_descendants(joint)
         nodes = list(joint.graph_module.graph.nodes)
         if known is None:
-            found = profiles_on_inputs(joint, self._profiler(measured=measured))
+            found = profile_on_inputs(joint, self._profiler(measured=measured))
             known = {k: found[n] for k, n in enumerate(nodes) if n in found}
         self.profiles = {k: profile for k, profile in known.items() if profile.sizes_bytes}
         """Profiles of the operations, by their position in the captured graph."""
@@ -146,7 +146,7 @@ def _common_module(paths: Sequence[str]) -> str | None:
 
 def _tangent_descendants(joint: Joint) -> frozenset[fx.Node]:
     """Return the nodes that depend on a tangent, the gradient that starts the backward pass."""
-    reached = {argument.node for argument in joint.of(InputKind.TANGENT)}
+    reached = {argument.node for argument in joint.arguments_of(InputKind.TANGENT)}
     for node in joint.graph_module.graph.nodes:
         if any(source in reached for source in node.all_input_nodes):
             reached.add(node)

@@ -702,9 +702,14 @@ class OptimizerState:
         self._joint = joint
         self._optimizer: Any = joint.optimizer
         positions = {argument.node: position for position, argument in enumerate(joint.arguments)}
-        self._held = [(positions[a.node], a.held) for a in joint.arguments if a.held is not None]
+        self._held = [
+            (positions[a.node], a.optimizer_value)
+            for a in joint.arguments
+            if a.optimizer_value is not None
+        ]
         self._parameters = [
-            (positions[a.node], a.name, joint.value(a)) for a in joint.of(InputKind.PARAMETER)
+            (positions[a.node], a.name, joint.value(a))
+            for a in joint.arguments_of(InputKind.PARAMETER)
         ]
         self._groups = self._current_groups()
 
@@ -761,7 +766,11 @@ class Moments:
     def __init__(self, joint: Joint) -> None:
         self.is_in_use = joint.optimizer is not None
         """Whether the step has an optimizer."""
-        self._held = {a.name: a.held for a in joint.arguments if isinstance(a.held, OptimizerSlot)}
+        self._held = {
+            a.name: a.optimizer_value
+            for a in joint.arguments
+            if isinstance(a.optimizer_value, OptimizerSlot)
+        }
         self._original = self._start = self._copy_values()
         counting = [o for o in members_of(joint.optimizer) if isinstance(o, QuantizedSGD)]
         groups = [group for optimizer in counting for group in optimizer.param_groups]

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import Graph, Node, Phase
-from poetmodel.torch.capturing.inputs import empty_faults, refuse
+from poetmodel.torch.capturing.inputs import empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.operators import is_counted
+from poetmodel.torch.graph.operators import has_flop_formula
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
 from poetmodel.torch.step.training import TrainingGraph
@@ -90,7 +90,7 @@ def trace(
         If the step cannot be captured. The message names the operation, its place and a remedy.
     """
     if isinstance(inputs, tuple | list | Mapping):
-        refuse(name or type(model).__name__, empty_faults(inputs))
+        refuse(name or type(model).__name__, empty_input_errors(inputs))
     joint = capture_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )
@@ -129,7 +129,7 @@ def build_captured_graph(
     On the ``meta`` device nothing is computed, and no workspace is measured.
     """
     kind = CapturedGraph if joint.optimizer is None else TrainingGraph
-    meta = any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER))
+    meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
     return kind(joint, known=known, measured=measured and not meta)
 
 
@@ -141,16 +141,22 @@ def build_trace(joint: Joint, parts: CapturedGraph) -> Trace:
 def _build_graph(joint: Joint, parts: CapturedGraph) -> Graph:
     nodes = tuple(_node(parts, operation) for operation in parts.operations)
     forward = [operation for operation in parts.operations if operation.phase is Phase.FORWARD]
-    counted = sum(operation.profile.flops for operation in forward if is_counted(operation.node))
+    counted = sum(
+        operation.profile.flops for operation in forward if has_flop_formula(operation.node)
+    )
     trained = _distinct_storages(
-        tensor for tensor in map(joint.value, joint.of(InputKind.PARAMETER)) if tensor.requires_grad
+        tensor
+        for tensor in map(joint.value, joint.arguments_of(InputKind.PARAMETER))
+        if tensor.requires_grad
     )
     first = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
     return Graph(
         name=joint.name,
         nodes=nodes,
         batch_size=1 if first is None else max(1, int(first.shape[0])),
-        dtype=str(joint.value(joint.of(InputKind.PARAMETER)[0]).dtype).removeprefix("torch."),
+        dtype=str(joint.value(joint.arguments_of(InputKind.PARAMETER)[0]).dtype).removeprefix(
+            "torch."
+        ),
         resident_bytes=_resident_bytes(joint, trained) if joint.optimizer is None else {},
         parameters=sum(tensor.numel() for tensor in trained),
         forward_macs=counted // 2,

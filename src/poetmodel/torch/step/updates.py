@@ -316,7 +316,7 @@ def extend_with_optimizer(
         (
             f"optimizer: {line} checks numbers, and updates do not wait for the result; leave the "
             "optimizer out, and call its step() yourself"
-            for line in joint.checked
+            for line in joint.finite_check_lines
         ),
     )
     parameters = _trained_parameters(joint)
@@ -327,7 +327,7 @@ def extend_with_optimizer(
 def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
     """Return the parameters with gradients by ``id``, in the order of the model."""
     parameters: dict[int, _TrainedParameter] = {}
-    for argument in joint.of(InputKind.PARAMETER):
+    for argument in joint.arguments_of(InputKind.PARAMETER):
         value = joint.value(argument)
         parameters.setdefault(id(value), _TrainedParameter(parameter=value)).arguments.append(
             argument
@@ -361,7 +361,7 @@ def _extension_errors(
         if trained.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     yield from _quantized_errors(joint, optimizer)
-    known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
+    known = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
     known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
     if optimized - known:
         yield (
@@ -440,7 +440,7 @@ class _OptimizerExtension:
         """Graph inputs for the gradient sum of a parameter, by the parameter's ``id``."""
         self.quantized = trained_layers(joint.module)
         """Int8 layers by the ``id`` of the parameter that stands for their weights."""
-        self.buffers = {id(joint.value(a)): a for a in joint.of(InputKind.BUFFER)}
+        self.buffers = {id(joint.value(a)): a for a in joint.arguments_of(InputKind.BUFFER)}
 
     def extend(self, clip_grad_norm: float | None) -> Joint:
         """Add inputs and operations of the updates before the graph's output; return the step."""
@@ -486,7 +486,7 @@ class _OptimizerExtension:
             node = self.graph.placeholder(f"optimizer_{len(self.new)}")
         is_rate = isinstance(held, LearningRate)
         kind = InputKind.LEARNING_RATE if is_rate else InputKind.MOMENT
-        self.new.append(InputSpec(kind=kind, node=node, target="", name=name, held=held))
+        self.new.append(InputSpec(kind=kind, node=node, target="", name=name, optimizer_value=held))
         return node
 
     def _add_operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
