@@ -236,7 +236,7 @@ def grid(
 def _method_of(name: str) -> Method:
     """Return a method that the processes of a sweep find, too."""
     entry = find_method(name)
-    if entry.own is not None and not known_elsewhere(name):
+    if entry.user_function is not None and not known_elsewhere(name):
         raise InputError(
             f"method {name!r}: it is known in this process alone, and a sweep runs others; name it "
             "FILE.py:FUNCTION"
