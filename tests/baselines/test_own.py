@@ -110,7 +110,7 @@ def test_decorated_function_is_a_method_of_this_process():
     assert (result.method, str(result.status), result.backend) == ("mine", "optimal", "")
     entry = method("mine")
     assert (entry.summary, entry.source) == ("Keep everything.", "me")
-    assert own.own_names() == ("mine",)
+    assert own.registered_names() == ("mine",)
     assert mine(problem_of()) == checkpoint_all(problem_of().graph)
     assert own.fingerprint(entry) != own.fingerprint(method("rotor")) == ""
 
@@ -205,7 +205,7 @@ def test_file_that_cannot_be_used(tmp_path, text, function, said):
         method(f"{path}:{function}")
     with pytest.raises(InputError, match="No such file"):
         method(f"{tmp_path / 'absent.py'}:f")
-    with pytest.raises(InputError, match=r"say which function of the file: .*bad\.py:FUNCTION"):
+    with pytest.raises(InputError, match=r"name a function of the file: .*bad\.py:FUNCTION"):
         method(str(path))
 
 

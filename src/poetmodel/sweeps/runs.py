@@ -236,7 +236,7 @@ def grid(
 def _method_of(name: str) -> Method:
     """Return a method by its name; raise `InputError` if only this process has it."""
     entry = find_method(name)
-    if entry.own is not None and not known_elsewhere(name):
+    if entry.user_function is not None and not known_elsewhere(name):
         raise InputError(
             f"method {name!r}: it is registered in this process only, and a sweep uses others; "
             "name it FILE.py:FUNCTION"
