@@ -16,7 +16,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import last_resort
-from poetmodel.problem import OWN, Problem, Quantity
+from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 from poetmodel.units import format_bytes
@@ -185,7 +185,7 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         "ram": problem.usable_ram_bytes - in_ram_bytes,
         "constraints": (),
     }
-    if problem.minimize == OWN:  # own objectives and constraints may be about homes
+    if problem.minimize == USER_OBJECTIVE:  # own objectives and constraints may be about homes
         limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
     room = problem.aux_limit_bytes
     if limits["ram"] <= 0:

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, listed
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
-from poetmodel.problem.infeasibility import nothing_keeps, obstacle, obstacles
+from poetmodel.problem import DEADLINE_ROWS, USER_CONSTRAINTS, Problem
+from poetmodel.problem.infeasibility import (
+    infeasibility_proof,
+    infeasibility_reason,
+    infeasibility_reasons,
+)
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import (
@@ -180,7 +184,7 @@ def explain_infeasible(
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
     rows = [constraint_name(stated) for stated in conflict or () if isinstance(stated, tuple)]
     undecided = [] if irreducible or not rows else [UNDECIDED]
-    alone = tuple(obstacles(problem))
+    alone = tuple(infeasibility_reasons(problem))
     together = conflict and result.reason not in alone
     return Explanation(
         reason=_conflict_in_words(problem, conflict or ()) if together else result.reason,
@@ -197,7 +201,7 @@ def _conflict_in_words(problem: Problem, conflict: Sequence[Stated]) -> str:
     members = {row for stated in conflict if isinstance(stated, tuple) for row in stated}
     others: list[Stated] = [change for change in stated_limits(problem) if change not in conflict]
     others += [(row,) for row in problem.constraints if row not in members]
-    return nothing_keeps(without_limits(problem, *others), ram=Change.RAM in conflict)
+    return infeasibility_proof(without_limits(problem, *others), ram=Change.RAM in conflict)
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
@@ -219,7 +223,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
             "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
         )
     size = problem.graph.batch_size
-    if size > 1 and obstacle(problem) is not None:
+    if size > 1 and infeasibility_reason(problem) is not None:
         yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
 
 
@@ -252,7 +256,7 @@ def _conflict_of_added_rows(
     for row in (form.rows[i] for i in conflict):
         if not isinstance(row, Label):
             added.append(row if isinstance(row, str) else row.name)
-        elif row.family == CONSTRAINTS:
+        elif row.family == USER_CONSTRAINTS:
             others.append(f"constraint {row.key[0]!r}")
         else:
             others.append(_RULES.get(row.family, "the rules of execution"))
