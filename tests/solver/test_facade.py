@@ -552,7 +552,7 @@ def test_no_schedule_that_was_reported_is_lost(error, monkeypatch):
     problem = skip_problem()
     best, paged = solve(problem), page_everything(problem)
     assert best.simulation is not None
-    value = problem.objective.overhead(best.simulation)
+    value = problem.objective.overhead_of(best.simulation)
 
     def cut_short(_, request, **__):
         request.report(value, 0.0, best.schedule)

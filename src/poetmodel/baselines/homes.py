@@ -16,7 +16,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import last_resort
-from poetmodel.problem import OWN, Problem, Quantity
+from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 from poetmodel.units import format_bytes
@@ -191,7 +191,7 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         "ram": problem.usable_ram_bytes - in_ram_bytes,
         "constraints": (),
     }
-    if problem.minimize == OWN:  # user-defined objectives and constraints may depend on homes
+    if problem.minimize == USER_OBJECTIVE:  # user-defined objectives may depend on homes
         limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
     storage_bytes = problem.aux_limit_bytes
     if limits["ram"] <= 0:

@@ -99,14 +99,14 @@ def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
 
 def _estimates(subjects: Sequence[Subject]) -> str:
     """Return the first remark on tables of energies; empty without energies."""
-    has_energies = any(s.costs is not None and s.problem.asks_energy for s in subjects)
+    has_energies = any(s.costs is not None and s.problem.uses_energy for s in subjects)
     return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return the table of decisions, with the rows of each schedule by its label."""
     timed = any(subject.costs is not None for subject in subjects)
-    asked = any(subject.problem.asks_energy for subject in subjects)
+    asked = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if timed and (asked or name != "energy")]
     tables = {
         s.label: decision_table(decision_rows(s.problem, s.schedule), costs=costs) for s in subjects

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, gauge
-from poetmodel.problem.totals import unit_of
+from poetmodel.problem.totals import unit_of_terms
 from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -225,7 +225,7 @@ def _foremost(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
 
 
 def _state(value: ConstraintValue) -> str:
-    limits = value.row.limits_in_words(amount_of(value.row))
+    limits = value.row.describe_limits(amount_of(value.row))
     if value.broken:
         return f"{value.broken} its limit: {limits}"
     free = value.row.lower != value.row.upper
@@ -235,7 +235,7 @@ def _state(value: ConstraintValue) -> str:
 def amount_of(row: Constraint) -> Unit:
     """Return the readable form of the sum of a user's constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of(row.terms.items()), whole)
+    return units.get(unit_of_terms(row.terms.items()), whole)
 
 
 Row = tuple[str, str, Unit]

@@ -401,7 +401,7 @@ def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReade
         return Checked(**known, finding=Finding.INVALID, reason=str(error))
     if verdict.violations:
         return Checked(**known, finding=Finding.INVALID, reason=listed(verdict.violations))
-    overhead = problem.objective.overhead(verdict.simulation)
+    overhead = problem.objective.overhead_of(verdict.simulation)
     slack = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
     if best["infeasible"] or overhead < best["bound"] - slack:
         finding = Finding.BELOW_BOUND

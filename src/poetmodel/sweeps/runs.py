@@ -16,7 +16,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
-from poetmodel.problem import OWN, Problem
+from poetmodel.problem import USER_OBJECTIVE, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +137,7 @@ class Run:
 
         source = IN_CONSTRAINTS.removesuffix(": ")
         constraints = parse_constraints(self.settings.constraints, problem, source=source)
-        if constraints.minimize == OWN:
+        if constraints.minimize == USER_OBJECTIVE:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
         return constraints
 
