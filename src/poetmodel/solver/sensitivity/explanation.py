@@ -322,6 +322,6 @@ def _row_in_words(row: Any) -> str:
 
     if not isinstance(row, Label):
         return row if isinstance(row, str) else str(row.name)
-    if row.family == CONSTRAINTS:
+    if row.family == USER_CONSTRAINTS:
         return f"constraint {row.key[0]!r}"
     return _RULES.get(row.family, "the rules of execution")
