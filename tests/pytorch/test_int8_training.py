@@ -19,7 +19,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
-from poetmodel.torch.step.optimizers import rules_of
+from poetmodel.torch.step.optimizers import group_rules
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 pytestmark = [pytest.mark.torch, pytest.mark.large]
@@ -386,7 +386,7 @@ def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
     (layer,) = model.trained_layers().values()
     gradients = torch.randn(3, *layer.weight.shape)
     state = [*(tensor.clone() for tensor in layer.state), torch.zeros(layer.weight.shape)]
-    ((rule, _),) = rules_of(optimizer)
+    ((rule, _),) = group_rules(optimizer)
     draws = partial(optimizer.draws, 0) if rounding == "stochastic" else None
     update = QuantizedUpdate(rule, site=0, draws=draws, batches=3)
     rate, factor = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25)

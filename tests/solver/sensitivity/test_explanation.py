@@ -19,7 +19,7 @@ from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
 from poetmodel.problem import Constraint, Problem
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
@@ -162,7 +162,7 @@ def test_sentences_about_ram():
     sources = [operation(f"s{i}", output_bytes=4) for i in range(3000)]
     sink = operation("sink", output_bytes=4, inputs=tuple(node.name for node in sources))
     graph = Graph(name="wide", nodes=(*sources, sink))
-    sentence = obstacle(Problem(graph, even_costs(graph), ram=8))
+    sentence = infeasibility_reason(Problem(graph, even_costs(graph), ram=8))
     assert len(sentence) < 300
     assert "s0 (4 B), s1 (4 B)" in sentence
     assert "and 2,996 more" in sentence

@@ -24,7 +24,7 @@ from poetmodel.clock import processor_clock
 from poetmodel.errors import TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.planner import verify
-from poetmodel.problem import CONSTRAINTS, Problem, Quantity
+from poetmodel.problem import USER_CONSTRAINTS, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import (
@@ -167,7 +167,11 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
     groups: dict[Any, list[int]] = {}
     for number, row in enumerate(form.rows):
         stated = isinstance(row, Label)
-        key = (row.family, row.key[0] if row.family == CONSTRAINTS else None) if stated else number
+        key = (
+            (row.family, row.key[0] if row.family == USER_CONSTRAINTS else None)
+            if stated
+            else number
+        )
         groups.setdefault(key, []).append(number)
 
     def conflicts(kept: list[Any]) -> bool | None:

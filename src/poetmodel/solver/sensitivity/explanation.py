@@ -11,8 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, listed
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
-from poetmodel.problem.infeasibility import nothing_keeps, obstacle, obstacles
+from poetmodel.problem import DEADLINE_ROWS, USER_CONSTRAINTS, Problem
+from poetmodel.problem.infeasibility import (
+    infeasibility_proof,
+    infeasibility_reason,
+    infeasibility_reasons,
+)
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.conflict import Conflict, conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import (
@@ -200,7 +204,7 @@ def explain_infeasible(
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
     uncertain = {constraint_name(stated) for stated in unchecked if isinstance(stated, tuple)}
     remedies = tuple(r for r in remedies if r.works or r.constraint not in uncertain)
-    alone = tuple(obstacles(problem))
+    alone = tuple(infeasibility_reasons(problem))
     together = members and result.reason not in alone
     return Explanation(
         reason=_conflict_in_words(problem, conflict) if together and conflict else result.reason,
@@ -226,7 +230,7 @@ def _conflict_in_words(problem: Problem, conflict: Conflict[Stated]) -> str:
     """
     if conflict.unchecked:
         rows = len(problem.constraints)
-        return nothing_keeps(
+        return infeasibility_proof(
             replace(problem, constraints=()), f"and all {rows} constraints together"
         )
     members = {row for stated in conflict.needed if isinstance(stated, tuple) for row in stated}
@@ -234,7 +238,7 @@ def _conflict_in_words(problem: Problem, conflict: Conflict[Stated]) -> str:
         change for change in stated_limits(problem) if change not in conflict.needed
     ]
     others += [(row,) for row in problem.constraints if row not in members]
-    return nothing_keeps(without_limits(problem, *others), ram=Change.RAM in conflict.needed)
+    return infeasibility_proof(without_limits(problem, *others), ram=Change.RAM in conflict.needed)
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
@@ -256,7 +260,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
             "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
         )
     size = problem.graph.batch_size
-    if size > 1 and obstacle(problem) is not None:
+    if size > 1 and infeasibility_reason(problem) is not None:
         yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
 
 
@@ -312,6 +316,6 @@ def _row_in_words(row: Any) -> str:
 
     if not isinstance(row, Label):
         return row if isinstance(row, str) else str(row.name)
-    if row.family == CONSTRAINTS:
+    if row.family == USER_CONSTRAINTS:
         return f"constraint {row.key[0]!r}"
     return _RULES.get(row.family, "the rules of execution")

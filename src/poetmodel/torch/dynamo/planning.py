@@ -16,7 +16,7 @@ from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import refusal, unit_remark
+from poetmodel.problem.infeasibility import missing_unit_hint, refusal
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
@@ -275,7 +275,7 @@ def check_budget(ram: object) -> None:
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
     if size <= _PERCENT and str(ram).strip().isdigit():
-        raise BudgetError(f"ram: {unit_remark(size, MAX_BYTES).removeprefix('; ')}")
+        raise BudgetError(f"ram: {missing_unit_hint(size, MAX_BYTES).removeprefix('; ')}")
 
 
 def plan(
