@@ -355,8 +355,8 @@ class _KeepingExecution(EvictionExecution):
     def retains(self, i: int) -> bool:
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
-    def _missing(self) -> tuple[set[int], set[int]]:
-        computed, page_ins = super()._missing()
+    def _missing_in_stage(self) -> tuple[set[int], set[int]]:
+        computed, page_ins = super()._missing_in_stage()
         t = self.stage
         recomputed = [
             i for k in computed - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)

@@ -338,10 +338,10 @@ class Account:
     @property
     def noise(self) -> float:
         """The largest amount of the minimized quantity that the gap tolerance hides."""
-        from poetmodel.solver.sensitivity.alternatives import GAP, LEAST_GAIN
+        from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
         objective, simulation = self.stated.problem.objective, self.stated.simulation
-        whole = LEAST_GAIN * abs(objective.value_of(simulation))
+        whole = MIN_GAIN_RATIO * abs(objective.value_of(simulation))
         return max(GAP * objective.overhead_of(simulation), whole)
 
 

@@ -150,7 +150,7 @@ def solve(
     if result.reduction:
         print_warnings([result.reduction])
     explanation = _explain(result, threads=search.threads)
-    if files.arena and explanation is not None and explanation.in_the_way:
+    if files.arena and explanation is not None and explanation.working_remedies:
         explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))
     reply = None if job is None else answer(job, result, threads=search.threads)
     _deliver(
@@ -192,7 +192,7 @@ def _chosen_tiles(
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
-    from poetmodel.solver.tile_trials import cheapest_tiles
+    from poetmodel.solver.tile_trials import find_cheapest_tiles
 
     clock = Request(time_limit_s=search.time_limit, gap=search.gap)
 
@@ -201,7 +201,9 @@ def _chosen_tiles(
     ) -> SolveResult:
         return _run(problem, search, time_limit, shown=shown, watch=on_progress)
 
-    tiles = cheapest_tiles(auto.candidates, lambda step: stated(step.graph), clock, solve=tried)
+    tiles = find_cheapest_tiles(
+        auto.candidates, lambda step: stated(step.graph), clock, solve=tried
+    )
     result = tiles.result
     is_final = result is not None and result.termination == Termination.PROVED
     return tiles, 0.0 if is_final or tiles.interrupted else max(clock.remaining_s(), SHORTEST_S)
@@ -334,9 +336,9 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
 
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:
         return None
-    from poetmodel.solver.sensitivity.explanation import SHARE, explain_infeasible
+    from poetmodel.solver.sensitivity.explanation import EXPLANATION_FRACTION, explain_infeasible
 
-    limit_s = SHARE * (result.time_limit_s or 1.0)
+    limit_s = EXPLANATION_FRACTION * (result.time_limit_s or 1.0)
     try:
         return explain_infeasible(result, time_limit=limit_s, threads=threads)
     except KeyboardInterrupt:  # the result is known and stays

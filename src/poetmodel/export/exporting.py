@@ -39,7 +39,7 @@ from poetmodel.plan.arena_check import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
-from poetmodel.solver.tile_trials import cheapest_tiles
+from poetmodel.solver.tile_trials import find_cheapest_tiles
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     fitting = fitting_tiles(
         step, choice, board, room_bytes=room, paging=pages, names_nodes=profile is not None
     )
-    chosen = cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
+    chosen = find_cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
     tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
         first = Weights.of(step)

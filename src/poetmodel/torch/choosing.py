@@ -34,7 +34,7 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
-from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
+from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_tiles
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
@@ -336,7 +336,7 @@ def _in_tiles(
     def stated(step: LoweredStep) -> Problem:
         return Problem(step.graph, _costs(step, device, profile), **own)
 
-    return cheapest_tiles(candidates, stated, clock), own
+    return find_cheapest_tiles(candidates, stated, clock), own
 
 
 def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:

@@ -124,7 +124,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
     session = Session(comb_problem(), Request(gap=0.0), None, params=params)
     relaxation = session.build(Grouping(20, frozenset({9})))
     raw = session.relax(relaxation.form)
-    assert row_generation.examine(session, relaxation, raw.x)
+    assert row_generation.offer_solution(session, relaxation, raw.x)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert RowGeneration(session, Grouping(20))._watch(relaxation, progress)
@@ -142,16 +142,16 @@ def test_an_integer_solve_without_gain_ends(nodes, gap):
     relaxation = session.build(Grouping(20))
     rounds = RowGeneration(session, Grouping(20))
     still = BackendProgress(incumbent=None, bound=0.0, x=None, nodes=nodes)
-    rounds._moved_s, rounds._idle_s = time.monotonic() - 10.0, 20.0
+    rounds._last_gain_s, rounds._max_idle_s = time.monotonic() - 10.0, 20.0
     assert rounds._watch(relaxation, still)
-    rounds._moved_s -= 15.0
+    rounds._last_gain_s -= 15.0
     risen = replace(still, bound=1.01 * lower / relaxation.unit)
     assert rounds._watch(relaxation, risen)
     assert session.bounds.lower > lower
     assert rounds._watch(relaxation, still)
-    rounds._moved_s -= 25.0
+    rounds._last_gain_s -= 25.0
     assert rounds._watch(relaxation, still) == (gap < 0.2 and nodes not in (0, 1))
-    rounds._idle_s = math.inf  # near the end a solve takes the time it needs
+    rounds._max_idle_s = math.inf  # near the end a solve takes the time it needs
     assert rounds._watch(relaxation, still)
 
 

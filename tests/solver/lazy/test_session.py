@@ -10,12 +10,12 @@ from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
-from poetmodel.heuristics.neighbourhood import MOST_IDLE
+from poetmodel.heuristics.neighbourhood import MAX_IDLE
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
-from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, offer_solution
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import as_candidate
 from poetmodel.solver.request import Request
@@ -43,7 +43,7 @@ def test_a_valid_answer_is_offered(limits, enforced, broken, value):
     session = session_of(skip_problem(**limits))
     relaxation = session.build(Grouping(4, frozenset(enforced)))
     x = solved(relaxation).x if relaxation.form.n_columns else np.zeros(0)
-    assert examine(session, relaxation, x) == (broken, [], {})
+    assert offer_solution(session, relaxation, x) == (broken, [], {})
     best = session.bounds.incumbent
     assert (best and best.value) == (value and pytest.approx(value))
 
@@ -54,7 +54,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     session = session_of(problem)
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
-    assert examine(session, relaxation, x).stages
+    assert offer_solution(session, relaxation, x).stages
     assert session.bounds.incumbent is None
     PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
     assert not session.bounds.incumbent.violations
@@ -85,7 +85,7 @@ def test_a_local_search_ends_when_something_better_waits(turns):
         asked += 1
         return asked > turns
 
-    search = PrimalHeuristic(session, is_waited_for=waits)
+    search = PrimalHeuristic(session, has_new_solution=waits)
     search.idle_iterations_per_column = session.columns = 1_000
     search.improve()
     assert asked == turns + 1
@@ -95,7 +95,7 @@ def test_a_local_search_ends_when_something_better_waits(turns):
 def test_the_larger_the_gap_the_more_is_due_to_the_search():
     """Up to a share that leaves some time to relaxations; integer solves get the less."""
     search = PrimalHeuristic(session_that_pages_everything())
-    search.begun_s -= 1_000.0
+    search.started_s -= 1_000.0
     bounds, params = search.session.bounds, search.session.params
     value, due = bounds.incumbent.value, []
     for gap in (0.5, 0.19, 0.15, 0.11, 0.05):
@@ -105,14 +105,14 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     assert due[0] == pytest.approx(1_000 * params.far_search_time_ratio, rel=0.05)
     assert due[-1] == pytest.approx(1_000 * params.search_time_ratio, rel=0.05)
     assert due[0] > 1.1 * due[2] > 1.1 * 1.1 * due[-1]
-    shares = [params.solve_share(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
+    shares = [params.solve_time_fraction(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
     assert shares == sorted(shares)
     assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
 
 
 @pytest.mark.parametrize(
     ("gap", "elapsed_s", "iterations"),
-    [(0.5, 1_000.0, MOST_IDLE), (0.5, -1.0, 10), (0.15, 1_000.0, 10)],
+    [(0.5, 1_000.0, MAX_IDLE), (0.5, -1.0, 10), (0.15, 1_000.0, 10)],
 )
 def test_with_a_far_gap_the_search_takes_the_time_that_is_due(
     monkeypatch, gap, elapsed_s, iterations
@@ -129,7 +129,7 @@ def test_with_a_far_gap_the_search_takes_the_time_that_is_due(
     monkeypatch.setattr(search.neighbourhood, "iterate", fails)
     session.bounds.lower = session.bounds.incumbent.value * (1 - gap)
     session.columns = 1_000
-    search.begun_s -= elapsed_s
+    search.started_s -= elapsed_s
     search.improve()
     assert turns == iterations
 
@@ -137,7 +137,7 @@ def test_with_a_far_gap_the_search_takes_the_time_that_is_due(
 def test_before_a_solve_the_search_may_take_its_share_of_it():
     """The time of the solve counts as if it had passed."""
     search = PrimalHeuristic(session_that_pages_everything())
-    share = search.session.params.search_share(search.session.bounds.gap())
+    share = search.session.params.search_time_fraction(search.session.bounds.gap())
     before_s = search.due_s
     search.advance_s = 100.0
     assert search.due_s - before_s == pytest.approx(share * 100.0, rel=0.01)

@@ -28,7 +28,14 @@ from poetmodel.model import build
 from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, better, finish, is_closed
+from poetmodel.solver.outcome import (
+    Candidate,
+    Outcome,
+    better_candidate,
+    is_closed,
+    make_result,
+    verified_candidate,
+)
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes
 
@@ -190,9 +197,9 @@ def solve_within(
         return result
     baseline = problem.objective.baseline
     bound = max(result.proven_bound - baseline, _least(problem, regions))
-    found = accepted(problem, _recomputing(problem, regions, first))
+    found = verified_candidate(problem, _recomputing(problem, regions, first))
     if found is None or not is_closed(problem, found.value, bound, gap):
-        found = better(found, _searched(problem, regions, first, end_s))
+        found = better_candidate(found, _searched(problem, regions, first, end_s))
     schedule = None if found is None else found.schedule
     is_open = found is None or not is_closed(problem, found.value, bound, gap)
     if is_open and len(problem.graph.nodes) <= _MOST_NODES:
@@ -211,7 +218,7 @@ def solve_within(
         bound=bound,
     )
     request = Request(time_limit_s=time_limit, gap=gap)
-    return finish(problem, request, outcome, formulation=DEFAULT)
+    return make_result(problem, request, outcome, formulation=DEFAULT)
 
 
 def _least(problem: Problem, regions: Iterable[Region]) -> float:
@@ -295,7 +302,7 @@ def _searched(
         excess_bytes = sum(part.excess_bytes(graph, found) for part in regions)
         left_s = min(_TRY_S, end_s - monotonic())
         if not excess_bytes or left_s <= 0:
-            return None if excess_bytes else accepted(problem, found)
+            return None if excess_bytes else verified_candidate(problem, found)
         held_bytes = sum(graph.tensor_bytes[i] for i in held_at(found, stage))
         taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         node = graph.nodes[stage]

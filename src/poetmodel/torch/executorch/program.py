@@ -249,7 +249,7 @@ def _least(
         schedule,
         mode=StorageMode.BLOCKING,
         ram_budget_bytes=None,
-        room_bytes=room,
+        arena_limit_bytes=room,
     )
     if arena.bytes <= room:
         verdict = verify(problem, schedule, plan=plan)
