@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from grid import warm_up
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, record, warm_up
 from mcu.boards import BOARD, BoardRun, captured, network
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
