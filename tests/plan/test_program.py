@@ -20,7 +20,7 @@ from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.schedule.relations import dump
 from poetmodel.units import ESTIMATES
 
-SKIP = Homes.of(skip_graph())
+SKIP = Homes.from_resident(skip_graph())
 
 
 @pytest.mark.parametrize(

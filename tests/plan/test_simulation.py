@@ -313,7 +313,7 @@ def test_memory_mapped_state_is_read_where_it_lies():
             {"text": STORED.replace("f1 i1", "o1 f1 i1")},
             "page_out 1: tensor 'w' is state, which is",
         ),
-        ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
+        ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it is freed"),
         ({"text": STORED.replace("o5 f5", "")}, "tensor 'w+' is never paged out: it replaces"),
         ({"text": STORED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
         ({"text": f"{STORED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),

@@ -55,7 +55,7 @@ def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
             blocks.append(block)
         if copy.content == Content.OUTPUT:
             latest[copy.index] = block
-        end = copy.vacated(plan.program)
+        end = copy.first_free_position(plan.program)
         block.spans.append(Span(copy.begin, end, aligned(copy.bytes, alignment)))
         block.contents.append((copy.begin, copy.content, copy.index))
     return blocks

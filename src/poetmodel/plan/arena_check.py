@@ -121,7 +121,7 @@ class _Offsets:
         self.live = [other for other in self.live if other.end > position]
         total, alignment = 0, self.arena.alignment
         for copy in copies:
-            offset, end = self._offset(copy), copy.vacated(self.plan.program)
+            offset, end = self._offset(copy), copy.first_free_position(self.plan.program)
             rectangle = Rectangle(position, end, offset, copy.bytes, copy.content, copy.index)
             giver = None if copy.in_place_of is None else self._giver(copy)
             self._check_apart(rectangle, (other for other in self.live if other is not giver))

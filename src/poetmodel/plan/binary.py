@@ -99,7 +99,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     flags = DMA if plan.mode == StorageMode.DMA else 0
     if steps is None:
         flags |= LITERAL
-        steps = homes.steps_of(plan.program)
+        steps = homes.to_steps(plan.program)
     if plan.memory_mapped:
         flags |= MEMORY_MAPPED
     head = bytearray()
@@ -172,7 +172,7 @@ def decode(data: bytes, graph: Graph) -> Plan:
     homes = plan.homes(graph)
     steps = tuple(_steps(homes, reader))
     if flags & LITERAL:
-        return replace(plan, program=homes.program_of(steps))
+        return replace(plan, program=homes.from_steps(steps))
     return replace(plan, program=with_waits_and_frees(homes, steps, plan.mode))
 
 

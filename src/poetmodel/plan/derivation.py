@@ -66,7 +66,7 @@ def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Stora
         for i in _in_order(homes, step, ends.get(position, []), under_way):
             wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
-    return homes.program_of(program)
+    return homes.from_steps(program)
 
 
 def _in_order(
@@ -144,7 +144,7 @@ def explicit_steps(
     these. None if the program waits or frees anywhere else than the rules do.
     """
     whole = tuple(program)
-    steps = _without_derived(homes, homes.steps_of(whole))
+    steps = _without_derived(homes, homes.to_steps(whole))
     return steps if with_waits_and_frees(homes, steps, mode) == whole else None
 
 

@@ -13,7 +13,14 @@ from poetmodel.files import read_text
 from poetmodel.plan.alignment import check_alignment
 from poetmodel.plan.versions import VERSION, VERSION_OF_STATE
 from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.io import GraphFile, Index, Strict, exactly, parse_file, with_metrics
+from poetmodel.schedule.io import (
+    GraphFile,
+    Index,
+    Strict,
+    add_metric_fields,
+    exact_version,
+    parse_file,
+)
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.schedule.metrics import Display, Metric, metrics_at
 
@@ -58,7 +65,7 @@ class PlanFile(GraphFile):
     """The content of a plan file; its metrics are fields of a subclass."""
 
     format: Literal["poetmodel-plan"]
-    version: Annotated[int, exactly(VERSION, VERSION_OF_STATE)]
+    version: Annotated[int, exact_version(VERSION, VERSION_OF_STATE)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
     program: list[Step]
@@ -70,7 +77,7 @@ class PlanFile(GraphFile):
 
 @cache
 def _plan_file(metrics: tuple[Metric, ...]) -> type[PlanFile]:
-    return with_metrics(PlanFile, metrics)
+    return add_metric_fields(PlanFile, metrics)
 
 
 def load_file(path: str | Path) -> PlanFile:

@@ -69,7 +69,7 @@ class Plan:
 
     def homes(self, graph: Graph) -> Homes:
         """Return the graph with the homes of state that the plan states."""
-        return Homes.of(graph, self.resident or (), mapped=self.memory_mapped)
+        return Homes.from_resident(graph, self.resident or (), mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
         """Return the nodes whose ``compute`` reads state from storage, each with its tensor."""

@@ -75,7 +75,7 @@ def check_plan(
         costs = replace(costs, commit=plan.commit)
     table = None if costs is None else costs.table(graph)
     machine = Machine(homes, plan.program, mode=plan.mode, table=table)
-    machine.run()
+    machine.execute()
     highs = [moment.high_bytes for moment in machine.moments]
     peak_bytes = max(highs, default=0)
     sizes = graph.tensor_bytes

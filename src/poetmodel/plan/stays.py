@@ -30,7 +30,7 @@ def stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     """
     check_identity(graph, plan)
     machine = Machine(plan.homes(graph), plan.program, mode=plan.mode)
-    machine.run()
+    machine.execute()
     return tuple(machine.copies)
 
 

@@ -23,10 +23,10 @@ from poetmodel.schedule import (
     check_schedule,
     simulate,
 )
-from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.identity import OBJECTIVE_VALUE
-from poetmodel.schedule.simulation import timed_anew
-from poetmodel.schedule.verification import PlannedFigures, broken_limits
+from poetmodel.schedule.simulation import with_times
+from poetmodel.schedule.verification import PlanMetrics, broken_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ def _plan_of(
     )
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:
-        return replace(plan, program=compiled(homes, schedule).program)
+        return replace(plan, program=compile_schedule(homes, schedule).program)
     program = _overlapping(homes, costs.table(graph), schedule, budget, limit_s)
     return replace(plan, program=program)
 
@@ -258,8 +258,8 @@ def verify(
         wanted = plan or _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
         return check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
 
-    def planned(simulation: Simulation) -> PlannedFigures:
-        blocking = PlannedFigures(simulation.makespan_s)
+    def planned(simulation: Simulation) -> PlanMetrics:
+        blocking = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute it
             return blocking
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
@@ -278,9 +278,9 @@ def verify(
         faults.extend(f"plan: {violation}" for violation in check.violations)
         if plan is not None:
             taken = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
-            return PlannedFigures(check.makespan_s, taken)
-        figures = PlannedFigures(check.makespan_s, ram_bytes)
-        most = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
+            return PlanMetrics(check.makespan_s, taken)
+        figures = PlanMetrics(check.makespan_s, ram_bytes)
+        most = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
         return _as_stated(figures, stated or {}, most)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=planned)
@@ -288,8 +288,8 @@ def verify(
 
 
 def _as_stated(
-    figures: PlannedFigures, stated: Mapping[str, float | None], most: PlannedFigures
-) -> PlannedFigures:
+    figures: PlanMetrics, stated: Mapping[str, float | None], most: PlanMetrics
+) -> PlanMetrics:
     """Return the figures that a file states of another plan, where they are larger, up to most."""
     makespan_s, ram_bytes = figures
     claimed_s, claimed_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
@@ -297,7 +297,7 @@ def _as_stated(
         makespan_s = max(makespan_s, min(claimed_s, most.makespan_s or 0.0))
     if claimed_bytes is not None and ram_bytes is not None:
         ram_bytes = max(ram_bytes, min(int(claimed_bytes), most.ram_bytes or 0))
-    return PlannedFigures(makespan_s, ram_bytes)
+    return PlanMetrics(makespan_s, ram_bytes)
 
 
 def _least_ram_bytes(
@@ -315,7 +315,7 @@ def _least_ram_bytes(
     def kept(ram_bytes: int) -> int | None:
         """Return the peak of the plan in so much RAM; None if it breaks a limit [B]."""
         check = checked(ram_bytes)
-        timed = timed_anew(
+        timed = with_times(
             simulation,
             problem.graph,
             problem.costs,

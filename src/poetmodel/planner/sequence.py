@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op, Program
 from poetmodel.plan.derivation import copies_of
-from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.compilation import compile_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ def moves_of(homes: Homes, schedule: Schedule) -> Program:
     First reads of state are page-ins. A page-out is idle where no page-in of the tensor follows, or
     where the tensor lies on storage already; that of a replacement never is.
     """
-    whole = homes.steps_of(compiled(homes, schedule).program)
+    whole = homes.to_steps(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
     stored = set(homes.stored)
     moves = []

@@ -108,7 +108,7 @@ class Timing:
         for i in self.homes.outputs[k]:
             if i in self._touched:
                 self._release(i)
-        shared = self.homes.shared(k, ends)
+        shared = self.homes.overwritten_bytes(k, ends)
         for i in [i for i in shared if self._going.get(i, math.inf) <= self._core]:
             self._wait_before_use(i)
         going = [i for i in self._going if i in shared]

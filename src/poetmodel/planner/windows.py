@@ -131,7 +131,7 @@ class TransferWindows:
             begin = gaps[copy.reads[0]] if paged_in else begin
             unused = gaps[copy.reads[-1]] + 1
             node = self.nodes[unused - 1]
-            shared = 0 if node is None else self._homes.shared(node, (i,)).get(i, 0)
+            shared = 0 if node is None else self._homes.overwritten_bytes(node, (i,)).get(i, 0)
             self._shared[unused - 1] += shared
         self._change[begin] += size
         self._change[unused] -= size

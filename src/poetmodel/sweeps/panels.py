@@ -48,7 +48,7 @@ def _maps(
         if document is None:
             continue
         graph = graph_of(row["model"])
-        schedule = Schedule.of_entries(document, GraphIdentity.of(graph))
+        schedule = Schedule.from_entries(document, GraphIdentity.of(graph))
         place = f"{row['model']}, {row['device']}, {row['ram']}"
         title = f"{place}\n{moves_in_words(schedule)}"
         yield Map(title=title, chart=map_chart(graph, schedule))
