@@ -11,7 +11,7 @@ from poetmodel.placement.lifetimes import Block, blocks_of, lower_bound_bytes
 from poetmodel.placement.packing import Packing, search
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.alignment import ALIGNMENT, check_alignment
-from poetmodel.plan.arena import Arena, Placed
+from poetmodel.plan.arena import Arena, CopyOffset
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def place(
         bytes=size,
         lower_bound_bytes=bound,
         alignment=alignment,
-        offsets=tuple(sorted(Placed(*of, at) for block, at in placed for of in block.contents)),
+        offsets=tuple(sorted(CopyOffset(*of, at) for block, at in placed for of in block.contents)),
     )
 
 

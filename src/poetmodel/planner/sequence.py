@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op, Program
-from poetmodel.plan.derivation import copies_of
+from poetmodel.plan.derivation import find_copies
 from poetmodel.schedule.compilation import compile_schedule
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def moves_of(homes: Homes, schedule: Schedule) -> Program:
 
 def unread_page_ins(homes: Homes, moves: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
-    copies = copies_of(homes, moves)
+    copies = find_copies(homes, moves)
     return frozenset(c.begin for c in copies if not c.reads and moves[c.begin].op == Op.PAGE_IN)
 
 

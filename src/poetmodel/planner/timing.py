@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit, watched
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.derivation import ends_of_copies
+from poetmodel.plan.derivation import last_uses_by_position
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Timing:
         """When the page-outs under way end, by tensor, in the order in which they began."""
         self._touched: dict[int, int] = {}
         """Those that nothing uses any more, and the number of steps by then."""
-        ends = ends_of_copies(homes, steps)
+        ends = last_uses_by_position(homes, steps)
         for position, step in enumerate(watched(steps)):
             self._step(position, step, ends.get(position, ()))
         self.makespan_s = max(self._core, self._bus)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.clock import check_time_limit
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.derivation import Copy, copies_of
+from poetmodel.plan.derivation import Copy, find_copies
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class TransferWindows:
         self._outs: dict[int, PageOut] = {}
         self._shared = [0] * len(self.nodes)
         """By how much each computation can write over its inputs [B]."""
-        for copy in copies_of(homes, moves):
+        for copy in find_copies(homes, moves):
             self._enter(copy, gaps, paged_in=moves[copy.begin].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
         """How long each computation takes [s]."""
