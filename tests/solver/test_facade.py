@@ -358,7 +358,7 @@ def test_a_solver_that_looks_at_no_clock_is_left_behind(formulation, threads, mo
     def run_on(self, call):
         raw = run(self, call)
         over.wait()
-        call.solution(-1.0, lambda: np.zeros(call.form.n_columns), -1.0)
+        call.report_solution(-1.0, lambda: np.zeros(call.form.n_columns), -1.0)
         return raw
 
     monkeypatch.setattr(Highs, "run", run_on)

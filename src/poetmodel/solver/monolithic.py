@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from poetmodel.backends.layout import form_of, layout_of
+from poetmodel.backends.layout import require_layout, to_standard_form
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm, round_binaries
@@ -91,7 +91,7 @@ def prove_formulation(
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason, build_s=build_s)
     try:
         with time_limit(request.remaining_s()):
-            form = form_of(model)
+            form = to_standard_form(model)
     except TimeLimitError:
         return too_late(time.monotonic() - begun)
     objective = problem.objective
@@ -112,7 +112,7 @@ def too_late(build_s: float) -> Outcome:
 
 def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
     """Return the columns of a schedule, NaN for those it says nothing of; None for ``paper``."""
-    layout = layout_of(form)
+    layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
     return layout.point(form.n_columns, layout.model.relations.assign(schedule))
@@ -222,7 +222,7 @@ class ModelProof:
         solve = partial(solver.solve, self.form, limits, start=values)
         solve = partial(solve, on_progress=self._report, stop=stop)
         try:
-            return run_interruptibly(solve, stop, most_s=remaining + PATIENCE_S)
+            return run_interruptibly(solve, stop, max_s=remaining + PATIENCE_S)
         except TimeLimitError:
             return self._left_behind(request.elapsed_s() - (request.time_limit_s - remaining))
 
@@ -264,7 +264,7 @@ class ModelProof:
     def schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the facts in a solution."""
         rounded = round_binaries(x, self.form)
-        values = layout_of(self.form).values(rounded)
+        values = require_layout(self.form).values(rounded)
         return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _proven(self, bound: float | None) -> float | None:

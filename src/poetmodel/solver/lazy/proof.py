@@ -88,7 +88,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
     generation = RowGeneration(session, first)
     most_s = session.request.remaining_wall_s() + PATIENCE_S
     try:
-        infeasible = run_interruptibly(generation.run, session.stop, most_s=most_s)
+        infeasible = run_interruptibly(generation.run, session.stop, max_s=most_s)
     except TimeLimitError:
         session.leave_behind()
         infeasible = False

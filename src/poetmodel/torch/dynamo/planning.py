@@ -320,7 +320,7 @@ def plan(
     if floor(graph).bytes <= usable_bytes:
         result = _solved(problem, wanted, call, regions)
     if result is not None and result.schedule is None and regions:
-        raise BudgetError(_regions_missed(result, regions, name, budget_bytes))
+        raise BudgetError(_regions_missed(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
         late = set(joint.held) - joint.handed_early
         gradients_bytes = sum(joint.storages[number].bytes for number in late)
@@ -455,6 +455,13 @@ class GraphProblem:
         if result.schedule is None:
             return None
         return self.planned(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
+
+    def refusal_of_whole(self, budget_bytes: int) -> BudgetError:
+        """Return the error for a budget that holds every tensor, but in which no plan was found."""
+        regions = regions_of(self.joint, self.graph, self.wanted.regions)
+        if regions:
+            return BudgetError(_regions_missed(regions, self.name, budget_bytes))
+        return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
 
     def planned(
         self,
@@ -620,10 +627,11 @@ def _solved_here(
 
 
 def _regions_missed(
-    result: SolveResult, regions: tuple[Region, ...], name: str, budget_bytes: int
+    regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
+    """Return that no plan keeps budgets of regions; `status` is that of the solve, if known."""
     told = ", ".join(f"{part.name} {format_bytes(part.limit_bytes)}" for part in regions)
-    why = ", and nothing can" if result.status == Status.INFEASIBLE else " in time"
+    why = {None: "", Status.INFEASIBLE: ", and nothing can"}.get(status, " in time")
     return (
         f"regions: nothing was found for {name} that keeps {told} within "
         f"{format_bytes(budget_bytes)}{why}: allow more"
