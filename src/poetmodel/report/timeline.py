@@ -65,7 +65,7 @@ def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
     return {
         **chart,
         **{key: [base + ram for ram in chart[key]] for key in ("during", "after")},
-        "list_stays": [
+        "stays": [
             *chart["stays"],
             *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else []),
         ],
@@ -108,7 +108,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "unit": unit,
         "during": [moment.high_bytes for moment in moments],
         "after": [moment.ram_bytes for moment in moments],
-        "list_stays": [_values(stay) for stay in list_stays(graph, plan)],
+        "stays": [_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
         **_ghost(graph, ops, of),
         **_budget(plan.ram_budget_bytes, check.peak_ram_bytes),
