@@ -186,7 +186,7 @@ class _Programs:
         for tensor, _, reader, out in self.copies:
             if reader == place and (out is None or state.waited >> out & 1):
                 dying.add(tensor)
-        return sum(self.homes.shared(self.nodes[place], dying).values())
+        return sum(self.homes.overwritten_bytes(self.nodes[place], dying).values())
 
     def _ram(self, state):
         """Add up the copies that are in RAM."""

@@ -58,7 +58,9 @@ def random_program(graph, random, mode, *, page=0.4, drop=0.2):
     made = _Program(graph, random, page, drop)
     for k in range(len(graph.nodes)):
         made.compute(k)
-    plan = Plan(program=with_waits_and_frees(Homes.of(graph), made.steps, mode), mode=mode)
+    plan = Plan(
+        program=with_waits_and_frees(Homes.from_resident(graph), made.steps, mode), mode=mode
+    )
     check = check_plan(graph, None, plan)
     assert check.valid, check.violations
     return plan
