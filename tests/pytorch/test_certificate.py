@@ -130,7 +130,7 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
             super().__init__(work)
             counted.append(self)
 
-    monkeypatch.setattr(certificate, "_Timed", Counted)
+    monkeypatch.setattr(certificate, "_TimedStep", Counted)
     monkeypatch.setattr(certificate, "MEASURING_S", most_s)
     found = step.verify()
     assert [len(each.times) for each in counted] == [runs, runs]

@@ -511,8 +511,10 @@ class Leftovers:
     def remove_tensors(self) -> list[Callable[[], object]]:
         """Remove tensors of a capture from all holders; return the functions that did so."""
         self.holder_names.clear()
-        recent = self._recent_objects()
-        level: Sequence[Any] = [value for value in recent if type(value) is FunctionalTensor]
+        # No name refers to the list of objects, which would be found as a holder itself.
+        level: Sequence[Any] = [
+            value for value in self._recent_objects() if type(value) is FunctionalTensor
+        ]
         removals: list[Callable[[], object]] = []
         for _ in range(_MAX_DEPTH):
             if level:
