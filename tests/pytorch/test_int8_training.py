@@ -535,6 +535,29 @@ def test_refusals_are_sentences(step, batches, told):
         model(x.clone().requires_grad_())
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_optimizers_of_pytorch_are_refused_by_name(trained, batches, copied):
+    """Before they change a parameter; also after a copy of the model, whose stand-ins have memory.
+
+    Without int8 weights they work.
+    """
+    model = copy.deepcopy(trained) if copied else trained
+    before = [parameter.clone() for parameter in model.parameters()]
+    loss_of(model, batches[0], torch.tensor([0, 1, 2, 3]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(
+        InputError, match=r"SGD cannot update int8 weights: use poetmodel\.torch\.Qu"
+    ):
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), before))
+    model.zero_grad()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    weight = other.weight.clone()
+    torch.optim.SGD(other.parameters(), lr=1.0).step()
+    assert not torch.equal(other.weight, weight)
+
+
 def test_layer_alone_is_a_layer_of_a_front(step):
     """A trained layer that is called by itself returns its bytes."""
     model, _, _ = step
