@@ -16,7 +16,7 @@ from poetmodel import torch as pmt
 from poetmodel.errors import BudgetError, NoScheduleError
 from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.graph.tensors import heap_peak_bytes
-from poetmodel.torch.runtime.convolutions import divided_units, in_parts
+from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, scheduled_graph
 from pytorch.library import network
 from pytorch.networks import NETWORKS
@@ -312,7 +312,7 @@ def _refusal_record(
     traced = pmt.trace(*training)
     whole = keep_all_bytes(traced)
     budget = ram_bytes if ram_bytes is not None else int(share_of(run) * whole)
-    traced = in_parts(traced, divided_units(traced, budget_bytes=budget))
+    traced = divide_convolutions(traced, choose_divisions(traced, budget_bytes=budget))
     least = floor_bytes(scheduled_graph(traced, budget_bytes=budget))
     facts: dict[str, Any] = {"budget_bytes": budget, "floor_bytes": least, "keep_all_bytes": whole}
     if isinstance(error, NoScheduleError):
