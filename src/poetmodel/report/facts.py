@@ -296,7 +296,9 @@ def _rows_file(sources: Sources) -> str:
 
 def _own_rows(stated: ProblemEntry) -> list[ConstraintEntry]:
     """Return the constraints of a problem except the one that ``--commit-every`` adds."""
-    return [row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None]
+    return [
+        row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None
+    ]
 
 
 def _states_own_sums(stated: ProblemEntry) -> bool:
