@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
-from poetmodel.device.room import room_figures
+from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed
-from poetmodel.problem import OWN, Problem
-from poetmodel.problem.parse import COMMIT
+from poetmodel.problem import USER_OBJECTIVE, Problem
+from poetmodel.problem.parse import COMMIT_CONSTRAINT
 from poetmodel.report.presenter import document, metric_facts, state_figures
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
@@ -60,11 +60,11 @@ def facts(subject: Subject) -> dict[str, Any]:
         "notes": [*filter(None, (subject.graph.exactness,)), *subject.notes],
         **metrics(Group.ENERGY),
         **_proof(subject),
-        "asks_energy": subject.problem.asks_energy,
+        "asks_energy": subject.problem.uses_energy,
         **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
-        **room_figures(subject.room),
+        **device_ram_metrics(subject.room),
         **metrics(Group.WORK, Group.STEP),
         "pass_s": subject.problem.pass_time_s if timed else None,
         "deadline_time_s": simulation.time_s if timed else None,
@@ -268,7 +268,9 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_option("--aux", stated.aux_bytes),
         *_option("--deadline", deadline),
         *_option("--deadline-counts", stated.deadline_counts),
-        *_option("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
+        *_option(
+            "--minimize", None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
+        ),
         *_option("--commit-every", stated.commit),
         *_option("--constraints", _rows_file(sources) if _states_own_sums(stated) else None),
         *_option("--energy-budget", energy),
@@ -294,11 +296,13 @@ def _rows_file(sources: Sources) -> str:
 
 def _own_rows(stated: ProblemEntry) -> list[ConstraintEntry]:
     """Return the constraints of a problem except the one that ``--commit-every`` adds."""
-    return [row for row in stated.constraints if row.name != COMMIT or stated.commit is None]
+    return [
+        row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None
+    ]
 
 
 def _states_own_sums(stated: ProblemEntry) -> bool:
-    return bool(_own_rows(stated)) or stated.minimize == OWN
+    return bool(_own_rows(stated)) or stated.minimize == USER_OBJECTIVE
 
 
 def _own_sums(stated: ProblemEntry) -> Iterator[str]:
@@ -311,7 +315,7 @@ def _own_sums(stated: ProblemEntry) -> Iterator[str]:
         yield f"name = {_toml(row.name)}"
         yield f"sum = {_toml(row.terms)}"
         yield from (f"{key} = {limit!r}" for key, limit in limits.items() if limit is not None)
-    if stated.minimize == OWN:
+    if stated.minimize == USER_OBJECTIVE:
         yield "[objective]"
         yield f"sum = {_toml(stated.weights)}"
 
