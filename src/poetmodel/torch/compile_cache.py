@@ -40,7 +40,7 @@ from poetmodel.torch.runtime.profiling import (
     TransferTime,
     profile_of,
 )
-from poetmodel.torch.step.trace import Trace, captured_graph, trace_of
+from poetmodel.torch.step.trace import Trace, build_captured_graph, build_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,11 +137,11 @@ class KnownStep(Schedules):
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
                 known = {int(k): OpProfile.from_list(values) for k, values in content}
-                return trace_of(joint, captured_graph(joint, known=known))
-        parts = captured_graph(joint)
+                return build_trace(joint, build_captured_graph(joint, known=known))
+        parts = build_captured_graph(joint)
         plain = [[k, observed.to_list()] for k, observed in parts.profiles.items()]
         self._cache.write("step", key, plain)
-        return trace_of(joint, parts)
+        return build_trace(joint, parts)
 
     # -- costs ---------------------------------------------------------------------------------
 

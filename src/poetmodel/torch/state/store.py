@@ -74,7 +74,7 @@ class _State:
         if self.moment is None:
             self.find().data = value
         else:
-            self.moment.keep(value)
+            self.moment.store(value)
 
 
 class StateStore:
@@ -153,7 +153,7 @@ class StateStore:
             return
         for state in self._states.values():
             if state.moment is not None and state.is_absent and state.moment.key == "sum":
-                state.moment.keep(state.find())  # a first step adds to it
+                state.moment.store(state.find())  # a first step adds to it
         try:
             self._take_over()
         except BaseException:
@@ -212,7 +212,7 @@ class StateStore:
                 continue
             if not self.file.contains(index):
                 if state.moment is not None:
-                    state.moment.drop()
+                    state.moment.remove()
                 continue
             value = state.find()
             held, copied = blank(state.tensor.storage)
@@ -332,7 +332,11 @@ def _of_step(trace: Trace) -> Iterator[_State]:
         if argument.kind not in _STATE or argument.node not in trace.parts.direct:
             continue
         index, _ = trace.parts.direct[argument.node]
-        moment = argument.held if isinstance(argument.held, OptimizerSlot) else None
+        moment = (
+            argument.optimizer_value
+            if isinstance(argument.optimizer_value, OptimizerSlot)
+            else None
+        )
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
             paths.setdefault(id(find()), argument.target)
