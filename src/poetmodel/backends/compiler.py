@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from poetmodel.model.arrays import Label, Model
 
-_listed: Final = partial(listed, most=10)
+_listed: Final = partial(listed, max_names=10)
 """Join the names of one kind of error: ten names, then the number of further ones."""
 _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
 """Components in the order in which the model declares them."""

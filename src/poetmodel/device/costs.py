@@ -448,18 +448,19 @@ def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
         missing = [shown(name) for name in names_in_graph if name not in costs_by_name]
         if missing:
             yield (
-                f"no {kind} costs for {listed(missing, most=_MAX_NAMED)} of graph {graph.name!r}; "
-                f"every {owner} needs a row with the {kind} columns"
+                f"no {kind} costs for {listed(missing, max_names=_MAX_NAMED)} of graph "
+                f"{graph.name!r}; every {owner} needs a row with the {kind} columns"
             )
         known = frozenset(names_in_graph)
         extra = [shown(name) for name in costs_by_name if name not in known]
         stateful = [shown(name) for name in costs_by_name if kind == "compute" and name in state]
         if stateful:
             yield (
-                f"compute costs for {listed(stateful, most=_MAX_NAMED)} of graph {graph.name!r}, "
-                "which holds state and computes nothing; leave its compute columns empty"
+                f"compute costs for {listed(stateful, max_names=_MAX_NAMED)} of graph "
+                f"{graph.name!r}, which holds state and computes nothing; leave its compute "
+                "columns empty"
             )
             extra = [name for name in extra if name not in stateful]
         if extra:
-            names = listed(extra, most=_MAX_NAMED)
+            names = listed(extra, max_names=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

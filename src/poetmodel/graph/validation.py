@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import shown
-from poetmodel.files import place, unknown_key
+from poetmodel.files import format_location, unknown_key
 from poetmodel.graph.node import Phase
 from poetmodel.units import MAX_BYTES
 
@@ -96,7 +96,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
         for key_path, words in _key_faults(item, rules):
-            faults.append(f"{place((*path, *key_path), document)}: {words}")
+            faults.append(f"{format_location((*path, *key_path), document)}: {words}")
 
     check(document, _GRAPH_KEYS)
     if isinstance(document.get("resident_bytes"), dict):
@@ -108,7 +108,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
             continue
         if ("outputs" in node) == ("output_bytes" in node):
             got = "both" if "outputs" in node else "neither"
-            where = place(("nodes", k), document)
+            where = format_location(("nodes", k), document)
             faults.append(f"{where}: expected output_bytes or outputs, got {got}")
         outputs = node.get("outputs")
         for j, output in enumerate(outputs if isinstance(outputs, list) else ()):

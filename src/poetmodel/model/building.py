@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, shown
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
@@ -87,7 +87,7 @@ def build(
     """
     from poetmodel.model.view import view
 
-    with rare_collections():
+    with infrequent_gc():
         model = state(problem, formulation, reductions=reductions)
         return view(model, own_components(model.formulation), memory_rows=memory_rows)
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, did_you_mean, raised_as, shown
-from poetmodel.files import parse_toml, place, read_text, unknown_key
+from poetmodel.files import format_location, parse_toml, read_text, unknown_key
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import USER_OBJECTIVE
 from poetmodel.problem.totals import (
@@ -116,7 +116,10 @@ class _ConstraintReader:
             self.faults.append(f"constraint: expected a list of tables, [[constraint]], got {got}")
             tables = []
         for index, table in enumerate(tables):
-            where, default = place(("constraint", index), document), f"constraint {index + 1}"
+            where, default = (
+                format_location(("constraint", index), document),
+                f"constraint {index + 1}",
+            )
             if not isinstance(table, dict):
                 self.faults.append(f"{where}: expected a table, got {shown(table)}")
             elif "name" in table:

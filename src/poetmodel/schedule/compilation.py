@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.clock import check_time_limit, watched
+from poetmodel.clock import check_time_limit, iterate_in_time
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.relations import Pair, Schedule, Span, pairs_of_spans, spans_of_pairs
 
@@ -108,7 +108,7 @@ class _Compiler:
         """Return the valid indices of each stage; add a fault for each invalid entry."""
         rows: Rows = defaultdict(list)
         nodes, is_of_nodes = self.graph.nodes, relation == "R"
-        for t, k in watched(pairs):
+        for t, k in iterate_in_time(pairs):
             if state_faults and (relation, t, k) in state_faults:
                 continue
             fault = self._entry_fault(relation, t, k)

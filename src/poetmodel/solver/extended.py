@@ -30,7 +30,7 @@ from poetmodel.problem import (
     Problem,
     row_over_totals,
 )
-from poetmodel.result import OwnObjective
+from poetmodel.result import ModelObjective
 from poetmodel.solver.monolithic import ModelProof, too_late
 from poetmodel.solver.outcome import (
     EQUAL,
@@ -191,7 +191,7 @@ class ExtendedProof(ModelProof):
         load_values(self.form, x)
         return read_schedule(self.model)
 
-    def own(self, value: float | None, bound: float | None) -> OwnObjective | None:
+    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the model's own objective at a value, None where it has the stated one.
 
         As everywhere, a bound counts less the solver's error, and one within it of the value is the
@@ -208,7 +208,7 @@ class ExtendedProof(ModelProof):
                 proven = (bound - sense * error) * self.unit
             elif missing >= -EQUAL * max(1.0, abs(value)):
                 proven = value * self.unit
-        return OwnObjective(
+        return ModelObjective(
             name=objective.name,
             sense="minimize" if objective.sense == pyo.minimize else "maximize",
             value=value * self.unit,

@@ -15,7 +15,7 @@ from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, So
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm, round_binaries
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.clock import rare_collections, time_limit
+from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.building import estimated_build_s, schedule_of, state
@@ -23,7 +23,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem.infeasibility import infeasibility_proof
-from poetmodel.result import OwnObjective, Termination
+from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.outcome import (
     Candidate,
@@ -83,7 +83,7 @@ def prove_formulation(
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
     begun = time.monotonic()
     try:
-        with time_limit(request.remaining_s()), rare_collections():
+        with time_limit(request.remaining_s()), infrequent_gc():
             model = state(problem, formulation)
     except TimeLimitError:
         reason = f"the time limit passed while the model of {formulation!r} was built"
@@ -274,7 +274,7 @@ class ModelProof:
         least = float(self.problem.objective.known_bound)
         return max(least, safe_bound(self.problem, bound) * self.unit)
 
-    def own(self, value: float | None, bound: float | None) -> OwnObjective | None:  # noqa: ARG002
+    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
         """Return the model's own objective at a value, None where it has the stated one."""
         return None
 
