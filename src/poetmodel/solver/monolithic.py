@@ -18,7 +18,7 @@ from poetmodel.backends.worker import run_interruptibly
 from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.model.building import estimated_build_s, schedule_of, state
+from poetmodel.model.building import build_arrays, estimate_build_s, schedule_from_columns
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
@@ -74,7 +74,7 @@ def prove_formulation(
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
-    expected_s = estimated_build_s(problem, formulation)
+    expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
         reason = (
             f"building the model of {formulation!r} takes about {expected_s:.0f} s, more than the "
@@ -84,7 +84,7 @@ def prove_formulation(
     begun = time.monotonic()
     try:
         with time_limit(request.remaining_s()), infrequent_gc():
-            model = state(problem, formulation)
+            model = build_arrays(problem, formulation)
     except TimeLimitError:
         reason = f"the time limit passed while the model of {formulation!r} was built"
         build_s = time.monotonic() - begun
@@ -265,7 +265,7 @@ class ModelProof:
         """Return the facts in a solution."""
         rounded = round_binaries(x, self.form)
         values = require_layout(self.form).values(rounded)
-        return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
+        return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _proven(self, bound: float | None) -> float | None:
         """Return the bound on the problem, in its unit, from one of the model; None for none."""
