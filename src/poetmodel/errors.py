@@ -51,11 +51,6 @@ def listed(names: Iterable[str], *, max_names: int = 5) -> str:
     --------
     >>> listed(["a", "b"]), listed("abcdefgh", max_names=3)
     ('a, b', 'a, b, c and 5 more')
-
-    Examples
-    --------
-    >>> listed(["a", "b"]), listed("abcdefgh", max_names=3)
-    ('a, b', 'a, b, c and 5 more')
     """
     all_names = list(names)
     n_omitted = len(all_names) - max_names

@@ -188,6 +188,7 @@ class WorkerProcess:
                 self._call.future.set_exception(failure or self._ended_error())
 
     def _handle_frame(self, number: int, kind: str, payload: bytes) -> None:
+        """Set the result of the current job, or call `on_progress`; ignore frames of ended jobs."""
         call = self._call
         if call is None or call.number != number or call.future.done():
             return

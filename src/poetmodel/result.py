@@ -377,6 +377,7 @@ class SolveResult:
         return self.problem.objective.format(value)
 
     def _objective_entry(self) -> dict[str, Any]:
+        """Return the value of ``objective`` in a schedule file."""
         own = self.own_objective
         return {
             "minimize": str(self.problem.minimize) if own is None else USER_OBJECTIVE,

@@ -180,6 +180,7 @@ def _format_with_prefix(value: float, unit: str) -> str:
 def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, whole: float | None
 ) -> float:
+    """Parse a time, energy or frequency; a percentage refers to `whole`."""
     with raised_as(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":
@@ -219,6 +220,7 @@ def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str |
 
 
 def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
+    """Return the factor of a unit; raise `BudgetError` with similar units if it is unknown."""
     if unit not in kind.units:
         number = value.strip().removesuffix(unit).strip()
         candidates = [_format_candidate(number, name) for name in _similar_units(unit, kind.units)]

@@ -403,6 +403,7 @@ def _weighted_sum(times: Mapping[int, int], costs: Sequence[float]) -> float:
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
+    """Return the estimated cost of node `k` from its FLOP and memory traffic."""
     node = graph.nodes[k]
     compute = device.compute
     time_s = node.flops / compute.flops_per_s
@@ -437,6 +438,7 @@ def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
 
 
 def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
+    """Yield an error for missing costs, and for costs of unknown or stateful nodes and tensors."""
     state = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computing = [name for name in graph.node_index if name not in state]
     compared: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [

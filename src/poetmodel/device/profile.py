@@ -119,6 +119,7 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
+        """Parse one row, adding its costs or faults."""
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return
@@ -167,6 +168,7 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
+    """Yield an error for each unknown, duplicate or missing column."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"

@@ -26,6 +26,7 @@ class _Rule(NamedTuple):
 
 
 def _integer_rule(minimum: int, maximum: int, expected: str) -> _Rule:
+    """Return a rule that accepts integers from `minimum` to `maximum`, but no bool."""
     # bool is a subclass of int.
     return _Rule(
         lambda value: (
@@ -262,6 +263,7 @@ def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
 
 
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
+    """Yield a message for each violated rule of node `k`, which holds state."""
     node, where = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
         if getattr(node, key) != default:
@@ -315,6 +317,7 @@ def _replacement_faults(
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) -> Iterator[str]:
+    """Yield a message for each invalid in-place pair of node `k`."""
     node, where = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
     replacements = {tensor.name for tensor, _ in _replacement_pairs(node)}

@@ -172,6 +172,7 @@ def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
 
 
 def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Formulation:
+    """Return a formulation by name; without `reductions`, the unreduced variant of ``compact``."""
     if not isinstance(formulation, str):
         return formulation
     if formulation not in FORMULATIONS:

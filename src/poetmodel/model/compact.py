@@ -186,7 +186,7 @@ KEEPING = Component(
 
 
 def _add_from_storage_rows(m: Model) -> None:
-    """Page in only what was paged out.
+    """Page in only tensors that were paged out, and state whose home is storage.
 
     ::
 

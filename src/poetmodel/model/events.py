@@ -306,6 +306,7 @@ class _EventFinder:
         self.recompute: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
 
     def find(self) -> Events:
+        """Find the events of all nodes and tensors."""
         for k in range(len(self.graph.nodes) - 1, -1, -1):
             check_time_limit()
             self._find_node_events(k)
@@ -319,6 +320,7 @@ class _EventFinder:
         )
 
     def _find_node_events(self, k: int) -> None:
+        """Find the uses, recomputations, events and page-ins of a node and its outputs."""
         graph, group_of = self.graph, self.group_of
         first = group_of[k]
         used: set[int] = set()

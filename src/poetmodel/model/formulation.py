@@ -51,6 +51,7 @@ class Formulation:
     """The components, in build order."""
 
     def __post_init__(self) -> None:
+        """Check that components are unique and follow those that they require."""
         built: set[str] = set()
         for component in self.components:
             missing = component.requires - built

@@ -149,6 +149,7 @@ class _StageTerms:
         self.at = 0
 
     def _needing_columns(self, p: int, i: int) -> list[int]:
+        """Return the columns that need older tensor `i`, at position `p`; register its readers."""
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
         if t in readers:
@@ -164,6 +165,7 @@ class _StageTerms:
         return [*needed, after] if after >= 0 else needed
 
     def _live_column(self, p: int) -> int:
+        """Return the column for which older tensor `p` counts: none, one, constant, or several."""
         needed = self.needed[p]
         if not needed:
             return NO_COLUMN

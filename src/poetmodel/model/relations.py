@@ -51,6 +51,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         self._firsts = first_stages(graph, name)
 
     def __getitem__(self, index: tuple[int, int]) -> Any:
+        """Return an entry; raise `ModelError` outside the triangle."""
         entry = self._parse_index(index)
         if entry is None:
             domain = {"R": "node k with 0 <= k <= t", "M_out": "tensor i with node(i) <= t"}

@@ -98,6 +98,7 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
 
 
 def _content_faults(document: PlanFile) -> Iterator[str]:
+    """Yield an error for each contradiction between keys of a plan file."""
     if (document.resident is None) != (document.version == VERSION):
         yield (
             f"resident: a file of version {STATE_VERSION} lists the state whose home is RAM, "
@@ -124,6 +125,7 @@ def _content_faults(document: PlanFile) -> Iterator[str]:
 
 
 def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
+    """Yield an error for each invalid alignment, position or index of an arena."""
     try:
         check_alignment(arena.alignment)
     except PlanError as error:

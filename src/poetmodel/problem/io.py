@@ -81,7 +81,7 @@ _NOUNS: Final = {
     Count.PAGE_OUTS: "tensor",
     Count.RESIDENT: "state tensor",
 }
-"""What each count refers to, for messages."""
+"""Noun for the subject of each count, for messages."""
 
 
 class _ConstraintReader:
@@ -140,6 +140,7 @@ class _ConstraintReader:
         self.objective = terms or ((CONSTANT, 0),)  # if terms cancel out, every schedule is optimal
 
     def _read_constraint(self, table: dict[str, Any], default: str, where: str) -> None:
+        """Parse a constraint table to one or several rows, or add its faults."""
         before = len(self.faults)
         self._check_keys(table, _KEYS, f"{where}.")
         name = table.get("name", default)
@@ -194,6 +195,7 @@ class _ConstraintReader:
         return tuple((key, to_int_if_whole(weight)) for key, weight in total.items() if weight)
 
     def _parse_each(self, value: object, where: str) -> list[str]:
+        """Return the totals that the pattern of ``each`` matches; add a fault if it is invalid."""
         if not isinstance(value, str):
             self.faults.append(f"{where}: expected {_EACH}, got {shown(value)}")
             return []
@@ -255,6 +257,7 @@ class _ConstraintReader:
         return limits
 
     def _parse_amount(self, value: object, unit: str, where: str, *, is_unit_known: bool) -> float:
+        """Parse a limit in the unit of its sum; add a fault and return 0 if it is invalid."""
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # cannot be parsed without a unit
         if isinstance(value, str) and unit:

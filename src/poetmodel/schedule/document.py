@@ -77,6 +77,7 @@ def document_from(values: object, *, source: str) -> ScheduleDocument:
 
 
 def _to_document(file: ScheduleFile) -> ScheduleDocument:
+    """Return a validated file as a document."""
     with infrequent_gc():
         schedule = Schedule.from_file(file)
     return ScheduleDocument(

@@ -73,6 +73,7 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
+        """Validate and sort the pairs, and store kept and stored tensors as spans."""
         for name in RELATIONS:
             given: Iterable[Pair] = getattr(self, name)
             try:
