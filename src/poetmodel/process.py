@@ -67,6 +67,7 @@ class WorkerProcess:
     """
 
     def __init__(self) -> None:
+        """Start the process, and the threads that read and write its pipes."""
         if not sys.executable or getattr(sys, "frozen", False):
             msg = "no Python interpreter is known"
             raise OSError(msg)

@@ -87,6 +87,7 @@ class _ProfileParser:
     """Parses a profile to `compute` and `pages` by name, and `faults`, errors with their lines."""
 
     def __init__(self, text: str) -> None:
+        """Parse `text`; sets `compute`, `pages` and `faults`."""
         self.compute: dict[str, Cost] = {}
         self.pages: dict[str, PageCost] = {}
         self.faults: list[str] = []

@@ -91,6 +91,7 @@ class Model:
     U: Family
 
     def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
+        """Begin a model without columns and rows; `exact` is whether its bound is valid."""
         self.problem = problem
         self.formulation = formulation
         self.name = f"{problem.graph.name} ({formulation.name})"

@@ -290,6 +290,7 @@ class _EventFinder:
         is_free: IsFree | None = None,
         paged: Mapping[int, Collection[int]] | None = None,
     ) -> None:
+        """Prepare a search; `find` does it. Parameters are those of `find_events`."""
         self.problem = problem
         self.graph = problem.working_graph
         self.rewards = problem.rewards

@@ -71,6 +71,7 @@ class MemoryRows:
     """Generates memory rows of a model, and the liveness columns that they need."""
 
     def __init__(self, view: StepView) -> None:
+        """Collect the state tensors that may be resident, and their columns."""
         self.view = view
         self.graph = view.graph
         self.limit = view.problem.usable_ram_bytes
@@ -124,6 +125,7 @@ class _StageTerms:
     """
 
     def __init__(self, rows: MemoryRows, t: int) -> None:
+        """Collect the terms of stage `t` before its first step."""
         self.generator, self.t = rows, t
         graph, view = rows.graph, rows.view
         older = bisect_left(graph.node_of, t)

@@ -103,6 +103,7 @@ class _ArenaChecker:
     """Checks offsets instruction by instruction; has live rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
+        """Index the offsets of the arena; add a violation for each duplicate."""
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
         self.live: list[Rectangle] = []

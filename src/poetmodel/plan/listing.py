@@ -156,6 +156,7 @@ class InstructionText:
     """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
+        """Prepare for the instructions of one plan."""
         self.graph = graph
         self.dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)

@@ -88,6 +88,7 @@ class _ConstraintReader:
     """Parses a file of constraints to `rows` and `objective`; `faults` are errors with location."""
 
     def __init__(self, problem: Problem) -> None:
+        """Collect the names of the problem's graph, and parsers for each unit."""
         self.rows: list[Constraint] = []
         self.objective: Terms | None = None
         self.faults: list[str] = []

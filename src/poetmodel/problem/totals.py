@@ -85,7 +85,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> Self:
-        """Parse a key.
+        """Parse a key to its kind, stage and name; does not check them.
 
         Examples
         --------
@@ -303,6 +303,7 @@ class TotalsBlock:
     """A Pyomo block with a variable for each total of a schedule; parses users' rules on it."""
 
     def __init__(self, graph: Graph) -> None:
+        """Build the block, with a variable for each total, node and tensor of the graph."""
         import pyomo.environ as pyo
 
         self.block = pyo.Block(concrete=True)

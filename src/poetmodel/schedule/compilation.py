@@ -54,6 +54,7 @@ class _PresenceTracker:
     """The tensors that a schedule lists in each stage, in RAM or on storage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
+        """Group the spans by first and last stage."""
         self.first: Rows = defaultdict(list)
         self.last: Rows = defaultdict(list)
         for i, first, last in spans:
@@ -85,6 +86,7 @@ class _Compiler:
     """Content of RAM and storage in the current stage, and the program up to it."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
+        """Validate the entries of the schedule, and add a fault for each invalid one."""
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []

@@ -178,6 +178,7 @@ class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        """Group the entries of a schedule by node or tensor."""
         graph = problem.graph
         self.graph = graph
         self.resident = frozenset(schedule.resident)

@@ -128,6 +128,7 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
+        """Set the state before the first instruction; `execute` executes the program."""
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA

@@ -84,6 +84,7 @@ class Tape:
         tile: str | int | None = None,
         train: str | None = None,
     ) -> None:
+        """Validate the options, and begin an empty tape."""
         require_counts(batch_size=batch_size)
         _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
@@ -314,6 +315,7 @@ class BackwardPass:
         updated: bool = False,
         state: StateTensors | None = None,
     ) -> None:
+        """Build the backward nodes of all `recorded` operators, in reverse order."""
         self.nodes: list[Node] = []
         self.weight_gradients: list[str] = []
         """The 0-byte tensors that signal that a weight gradient is in its buffer."""
