@@ -155,14 +155,14 @@ def call_in_checkpoint(model, x):
 @pytest.mark.parametrize(
     ("use", "fault"),
     [
-        (penalize, "scale.* gets gradients from elsewhere too"),
-        (penalize_first, "scale.* gets gradients from elsewhere too"),
-        (differentiate_a_leaf, "scale.* gets gradients from elsewhere too"),
+        (penalize, "scale.* also gets gradients from elsewhere"),
+        (penalize_first, "scale.* also gets gradients from elsewhere"),
+        (differentiate_a_leaf, "scale.* also gets gradients from elsewhere"),
         (differentiate, "torch.autograd.grad"),
         (select, "torch.autograd.grad"),
         (hook, "scale.* has a hook of register_hook"),
         (differentiate_twice, "create_graph=True"),
-        (call_twice, "gets gradients from elsewhere too"),
+        (call_twice, "also gets gradients from elsewhere"),
         (call_in_checkpoint, "hooks of saved tensors"),
     ],
 )

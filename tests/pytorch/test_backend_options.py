@@ -224,7 +224,7 @@ def test_a_loss_outside_is_told_or_counted(outside, caplog):
         assert "between forward and backward pass" in back.summary()
         assert "not counted" not in back.summary()
     if outside == "auto":
-        assert "the first step, which may go over" in caplog.text
+        assert "the first step, which may exceed" in caplog.text
         assert record.keep_all_bytes == pytest.approx(whole.keep_all_bytes, rel=0.01)
         assert record.predicted_peak_bytes <= 1.05 * peak
     assert all(map(torch.equal, gradients(run), gradients(model)))
@@ -401,7 +401,7 @@ def test_a_refusal_says_what_the_budget_is_for():
 def test_a_refusal_says_what_is_for_others():
     """Room that is given for what is outside counts in the least budget, too."""
     torch._dynamo.reset()
-    told = "between both passes 1,048,576 B are for what is outside"
+    told = "between both passes 1,048,576 B are for memory outside of the function"
     back = pmt.backend("256KiB", cache=False, outside="1MiB")
     with pytest.raises(BackendCompilerFailed, match=told):
         compiled(network(), back)(torch.randn(64, 64))
@@ -572,8 +572,8 @@ def test_wrong_budgets_of_regions_are_refused(given, told):
 @pytest.mark.parametrize(
     ("regions", "told"),
     [
-        ({"encodr.*": "1MiB"}, r"encodr.* is no module that makes something; there are .*encoder"),
-        ({"dropout": "1B"}, "nothing was found for graph 0.* that keeps dropout 1 B"),
+        ({"encodr.*": "1MiB"}, r"encodr.* is no module that makes a tensor; modules are .*encoder"),
+        ({"dropout": "1B"}, "no plan was found for graph 0.* that meets dropout 1 B"),
     ],
 )
 def test_regions_that_cannot_be_kept_are_refused(regions, told):

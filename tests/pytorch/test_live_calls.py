@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo 
 ROWS, WIDTH = 256, 64
 LOSS = "257KiB"
 """What the loss of a tower takes in eager PyTorch: four tensors like its input, and scalars."""
-ADVICE = "compile the module that holds the blocks"
+ADVICE = "compile the module that contains the blocks"
 
 
 class Block(nn.Module):
@@ -211,7 +211,7 @@ def test_regions_that_no_plan_keeps_are_refused_for_blocks_too():
     for block in model:
         block.compile(backend=back, fullgraph=True, dynamic=False)
     with pytest.raises(
-        BackendCompilerFailed, match=r"regions: nothing was found .* keeps mask 1 B"
+        BackendCompilerFailed, match=r"regions: no plan was found .* meets mask 1 B"
     ):
         model(torch.randn(ROWS, WIDTH))
 

@@ -32,14 +32,14 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def fake(node: fx.Node) -> Any:
+def fake_value(node: fx.Node) -> Any:
     """Return the fake tensors that the capture predicts for a node's output, or None."""
     return node.meta.get("val")
 
 
-def storage_of(node: fx.Node) -> int | None:
+def fake_storage_key(node: fx.Node) -> int | None:
     """Return the key of the storage of a node's fake tensor; None unless it is one tensor."""
-    value = fake(node)
+    value = fake_value(node)
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -100,7 +100,7 @@ class HeapWatch:
             self._recorded.__enter__()
 
     @staticmethod
-    def mark() -> None:
+    def start_section() -> None:
         """Start a section. Freed memory counts only if it was allocated during the watch."""
         with record_function(_MARK):
             pass

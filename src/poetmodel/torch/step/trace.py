@@ -171,7 +171,7 @@ def _node(step_graph: CapturedGraph, operation: Operation) -> Node:
     workspace_bytes, moved = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
         workspace_bytes = step_graph.update_workspace_bytes(operation)
-    return step_graph.node(
+    return step_graph.training_node(
         operation,
         workspace_bytes=workspace_bytes,
         # An input is supplied once; state is updated once.
