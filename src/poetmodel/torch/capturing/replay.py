@@ -96,7 +96,7 @@ class RepeatedOps:
             if has_flop_formula(node) or _is_large(node)
         }
         self._remaining = Counter(self._keys.values())
-        """How many operations are to come, by predicted call key."""
+        """Number of operations that are not executed yet, by predicted call key."""
         self._representatives: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
         """(node, actual call key, outputs) of an executed operation, by predicted call key."""
         self.replaced: dict[fx.Node, fx.Node] = {}
@@ -170,6 +170,7 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Execute and profile a node; raise `CaptureError` if it fails."""
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:

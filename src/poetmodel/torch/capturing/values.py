@@ -456,7 +456,7 @@ class FiniteChecks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record the tests of the forward pass inside, from scratch."""
+        """Context manager that clears the recorded tests, and records those of a forward pass."""
         self.lines.clear()
         self._results.clear()
         with ExitStack() as stack:

@@ -182,6 +182,7 @@ class Backend(GraphPlanner):
         number, is_first = len(self._planned), call.function not in self._first_bytes
 
         def compile_again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
+            """Compile the graph again with the measured memory, in place of its first plan."""
             if is_first:  # a percentage is of the whole step
                 del self._first_bytes[call.function]
             with self.first_call(before=call, outside=outside):

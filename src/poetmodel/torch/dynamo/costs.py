@@ -115,6 +115,7 @@ def this_machine(rates: tuple[float, float]) -> Device:
 
 
 def _measure_rates() -> tuple[float, float]:
+    """Return the FLOP/s of a matrix product and the B/s of a copy, measured now."""
     with _disable_current_modes(), torch.no_grad():
         matrix = torch.ones(_MATRIX, _MATRIX)
         copied = torch.ones(_COPIED_BYTES // 4)

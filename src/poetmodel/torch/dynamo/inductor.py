@@ -157,6 +157,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Plan a joint graph; return the forward and the backward graph. Sets both sizes."""
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
         if functorch.cse:
@@ -226,6 +227,7 @@ class MeasuringCompiler:
         is_backward = options.get("is_backward", False)
 
         def measure_peak(integer: int) -> int:
+            """Execute the graph twice on synthetic inputs; return the second peak [B]."""
             values = []
             for name, value in zip(names, example_inputs, strict=True):
                 stride = value.stride() if isinstance(value, torch.Tensor) else ()

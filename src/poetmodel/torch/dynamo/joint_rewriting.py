@@ -74,6 +74,7 @@ class JointRewriter(Rewriter):
         self._views.clear()
 
     def _compute(self, index: int) -> None:
+        """Write operation `index` of the joint graph; start the backward pass if it is due."""
         if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]
@@ -88,6 +89,7 @@ class JointRewriter(Rewriter):
         return [self.map_node(node) if isinstance(node, fx.Node) else node for node in nodes]
 
     def _page_out(self, number: int) -> None:
+        """Write a page-out of a storage, whose token a later page-in reads."""
         for key in self._unfinished.intersection(self.output_keys(number)):
             self.write_wait(key)
         value = self._current[self.output_keys(number)[0]]
@@ -99,6 +101,7 @@ class JointRewriter(Rewriter):
         self._tokens[number] = token
 
     def _page_in(self, number: int) -> None:
+        """Write a page-in of a storage, and views for its further layouts."""
         first, *others = self.output_keys(number)
         value = fake_value(self._current[first])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file)

@@ -162,6 +162,7 @@ class CountedGraph:
         """Wrap the compiled forward pass: it raises `BudgetError` if it could exceed the budget."""
 
         def forward(arguments: list[Any]) -> Any:
+            """Execute the forward pass, counted; register its call as live."""
             storages = _storages(arguments) if self._layout is None else {}
             begun = self._calls.begin(_Pass(self, self.peaks.forward_bytes))
             try:
@@ -188,6 +189,7 @@ class CountedGraph:
         """Wrap a compiled pass that leaves no call live, counted as the pass of its arguments."""
 
         def ending(arguments: list[Any]) -> Any:
+            """Execute the pass, counted; remove its call from the live ones."""
             begun = self._calls.begin(make_pass(arguments))
             try:
                 values = run(arguments)

@@ -601,6 +601,7 @@ def _solve(
         )
 
     def run(limit_s: float, start: Schedule | None) -> SolveResult:
+        """Solve the problem with a time limit [s] and a start."""
         return solve(
             problem,
             time_limit=limit_s,
@@ -682,7 +683,7 @@ def _given_bytes(joint: JointGraph) -> int:
 
 
 def _min_ram(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveResult:
-    """Return the result of `find_min_ram`, cached in the call."""
+    """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
     found = call.min_ram.get(problem.graph.sha256)
     if found is None:
         call.show_stage("searching for the smallest budget")

@@ -232,6 +232,7 @@ def _min_cost(problem: Problem, regions: Iterable[Region]) -> float:
 
 
 def _min_cost_of(problem: Problem, region: Region) -> float:
+    """Return the bound of `_min_cost` for one region."""
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
     read = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}

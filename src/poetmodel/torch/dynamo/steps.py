@@ -226,6 +226,7 @@ class StepPlanner:
         budget_bytes = self.budget_bytes
 
         def choose_numbers() -> list[int] | None:
+            """Return the index of the chosen plan of each call; None without a choice."""
             plans = choose(events, own, budget_bytes)
             if plans is None:
                 return None
@@ -249,4 +250,5 @@ class StepPlanner:
 
 
 def _pass_bytes(peaks: PassPeaks, event: Event) -> int:
+    """Return the peak of the pass of an event by a plan [B]."""
     return peaks.backward_bytes if event.is_backward else peaks.forward_bytes

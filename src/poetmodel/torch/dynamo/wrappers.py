@@ -141,6 +141,7 @@ def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | No
     """
 
     def explain(_: object) -> None:
+        """Prepend advice to the current error if it comes from a wrapper."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return

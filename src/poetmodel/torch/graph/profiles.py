@@ -216,6 +216,7 @@ class OpProfiler:
     def _measure_call(
         self, node: fx.Node, kernel: Kernel, arguments: Any, keywords: Any
     ) -> tuple[Any, OpProfile]:
+        """Call a kernel once; return its outputs, and a profile with workspace and time."""
         values: list[Any] = []
         begin = perf_counter()
         peak_bytes = heap_peak_bytes(lambda: values.append(kernel(*arguments, **keywords)))
@@ -325,6 +326,8 @@ class _SyntheticProfiler:
         return self._profiles[key]
 
     def _run_synthetic(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
+        """Profile an operation on synthetic tensors of the layouts of its arguments."""
+
         def run(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
                 return self._synthetic(value, integer)

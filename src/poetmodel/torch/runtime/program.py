@@ -214,6 +214,7 @@ class TrainingWriter(StepWriter):
         return self._arguments[node]
 
     def _compute(self, operation: Operation, point: int) -> None:
+        """Write an operation: nothing for state in RAM, a page-in for state on storage."""
         if operation.is_source:
             for number in self.homes.keys() & set(operation.storages):
                 self._page_in(number)

@@ -594,6 +594,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
 
 
 def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
+    """Yield an error for each setting of a parameter group that cannot be traced."""
     for key in ("fused", "capturable", "differentiable"):
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
@@ -747,6 +748,7 @@ class OptimizerState:
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
+        """Yield an error for each change of optimizer or parameters since the capture."""
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
             yield "optimizer: its groups or their settings have changed; compile again"

@@ -141,6 +141,7 @@ def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
 
 
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
+    """Return the training graph of a captured step, without a node for its results."""
     nodes = tuple(_node(step_graph, operation) for operation in step_graph.operations)
     forward = [operation for operation in step_graph.operations if operation.phase is Phase.FORWARD]
     counted = sum(

@@ -68,6 +68,7 @@ class TrainingGraph(CapturedGraph):
             )
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
+        """Append the operation and storage of a graph input, as state or as an input."""
         moment = argument.kind is InputKind.MOMENT
         kind = argument.name.rpartition(".")[2] if moment else str(argument.kind)
         self.add_source(
