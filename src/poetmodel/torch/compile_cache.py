@@ -76,7 +76,7 @@ class Schedules:
                 name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
                 for name in _SPANS
             }
-            schedule = Schedule.of_spans(
+            schedule = Schedule.from_spans(
                 **known,
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),

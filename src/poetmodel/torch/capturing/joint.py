@@ -236,7 +236,7 @@ def _observe(
     written = WrittenTensors(stepped.buffers())
 
     def forward() -> None:
-        """Return the loss, other outputs of the model, and the result of checks."""
+        """Run the captured module once on copies of the inputs."""
         random = torch.random.fork_rng(devices=[])
         with random, warnings.catch_warnings(action="ignore"), written:
             stepped(*copy_inputs(tuple(inputs)))

@@ -185,7 +185,7 @@ class AccumulatingUpdate(ParameterUpdate):
         self.batches = batches
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Add the gradients to the sum; on the last batch, update. `others` as in the class docstring."""
+        """Add the gradients to the sum; on the last batch, update. `others`: see the class."""
         gradients, rate, count, *factors = others
         *updated, total = state
         for gradient in gradients:
