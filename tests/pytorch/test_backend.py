@@ -900,7 +900,7 @@ def test_model_without_memory_is_planned():
     [
         ({"costs": "measured"}, False, "nothing is executed here"),
         ({"kernels": "inductor"}, False, "without running them"),
-        ({}, True, "a device that has a storage"),
+        ({}, True, "a device with storage"),
     ],
 )
 def test_plans_for_another_device_that_make_no_sense_are_refused(options, paging, expected):

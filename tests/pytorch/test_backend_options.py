@@ -58,7 +58,7 @@ def test_what_was_probably_meant_is_asked():
     """A number of bytes that is a percentage; a device that is a place; all faults at once."""
     with pytest.raises(InputError, match=r"did you mean 60% or 60KiB\?"):
         pmt.backend(ram=60)
-    with pytest.raises(InputError, match="figures estimate times") as refused:
+    with pytest.raises(InputError, match="times are estimated for") as refused:
         pmt.backend(ram="lots", device="cuda:0", gap=-3)
     assert len(refused.value.faults) == 3
     pmt.backend(ram="60B")
@@ -388,12 +388,12 @@ def test_a_refusal_says_what_the_budget_is_for():
         torch.compile(lambda x: -model(x), backend=back, fullgraph=True, dynamic=False)(x)
     gradients = 4 * sum(parameter.numel() for parameter in model.parameters())
     told = (
-        f"at its end there are {gradients:,} B gradients that are handed over, 160 B results, 160 B"
+        f"at its end there are {gradients:,} B returned gradients, 160 B results, 160 B"
     )
     assert told in str(refused.value.inner_exception)
     torch._dynamo.reset()
     with pytest.raises(
-        BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are not known"
+        BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are unknown"
     ):
         torch.compile(lambda batch: -model(batch), backend=back, fullgraph=True, dynamic=True)(x)
 
