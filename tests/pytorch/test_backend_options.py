@@ -387,14 +387,10 @@ def test_a_refusal_says_what_the_budget_is_for():
     with pytest.raises(BackendCompilerFailed) as refused:
         torch.compile(lambda x: -model(x), backend=back, fullgraph=True, dynamic=False)(x)
     gradients = 4 * sum(parameter.numel() for parameter in model.parameters())
-    told = (
-        f"at its end there are {gradients:,} B returned gradients, 160 B results, 160 B"
-    )
+    told = f"at its end there are {gradients:,} B returned gradients, 160 B results, 160 B"
     assert told in str(refused.value.inner_exception)
     torch._dynamo.reset()
-    with pytest.raises(
-        BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are unknown"
-    ):
+    with pytest.raises(BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are unknown"):
         torch.compile(lambda batch: -model(batch), backend=back, fullgraph=True, dynamic=True)(x)
 
 
