@@ -78,6 +78,7 @@ class _RealStrides:
         self._layouts: dict[Any, Sequence[Any] | None] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the fake outputs of an operation, or the value that Python reads."""
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)

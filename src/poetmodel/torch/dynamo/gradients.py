@@ -151,6 +151,7 @@ class Additions:
         """
 
         def run(*arguments: Any) -> Any:
+            """Call the function, and register the check of its backward pass."""
             if not torch.is_grad_enabled():
                 return call(*arguments)
             if active_ddp() is not None:

@@ -179,17 +179,17 @@ class CountedGraph:
 
     def count_backward(self, run: Run) -> Run:
         """Wrap the compiled backward pass like `count_forward`."""
-        return self._count_ending(run, self._backward_pass)
+        return self._count_final_pass(run, self._backward_pass)
 
     def count_inference(self, run: Run) -> Run:
         """Wrap a compiled graph without a backward pass in the same way."""
-        return self._count_ending(run, self._inference_pass)
+        return self._count_final_pass(run, self._inference_pass)
 
-    def _count_ending(self, run: Run, make_pass: Callable[[Sequence[Any]], _Pass]) -> Run:
+    def _count_final_pass(self, run: Run, make_pass: Callable[[Sequence[Any]], _Pass]) -> Run:
         """Wrap a compiled pass that leaves no call live, counted as the pass of its arguments."""
 
-        def ending(arguments: list[Any]) -> Any:
-            """Execute the pass, counted; remove its call from the live ones."""
+        def counted_pass(arguments: list[Any]) -> Any:
+            """Execute the pass, counted; its call is not live afterwards unless it is retained."""
             begun = self._calls.begin(make_pass(arguments))
             try:
                 values = run(arguments)
@@ -199,12 +199,13 @@ class CountedGraph:
                 self._calls.end(begun)
             return values
 
-        return _mark_boxed(ending, run)
+        return _mark_boxed(counted_pass, run)
 
     def record_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the compiled function, so that it records the autograd node of each call."""
 
         def run(*arguments: Any) -> Any:
+            """Call the function, and store the autograd node in its live call."""
             self._begun.call = None
             results = compiled(*arguments)
             call: _LiveCall | None = self._begun.call

@@ -58,6 +58,7 @@ class RemeasuredGraph:
         """Return a compiler of the backward pass, which ends the measured section."""
 
         def compiled(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            """Compile the backward graph, and start a section when it runs."""
             nodes = module.graph.find_nodes(op="placeholder")
             tangents = [node for node in nodes if str(node.target).startswith(TANGENTS)]
             self._tangents_bytes = sum(storage_sizes(tangents).values())

@@ -693,7 +693,7 @@ def _min_ram(problem: Problem, wanted: BackendOptions, call: FirstCall) -> Solve
 
 
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
-    """Minimize the RAM of a problem for a short CPU time, independent of the machine's load."""
+    """Solve for the smallest RAM of a problem, within a short CPU time of its own."""
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
         return solve(

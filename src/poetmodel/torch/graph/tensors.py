@@ -106,7 +106,7 @@ class HeapWatch:
             pass
 
     def end(self) -> list[list[int]]:
-        """Stop recording; return per section the change of allocated bytes over time, 0 first."""
+        """Stop; return per section the running total of allocated less freed bytes, 0 first [B]."""
         with _without_notices():
             self._recorded.__exit__(None, None, None)
         changes: list[tuple[int, int | None]] = [

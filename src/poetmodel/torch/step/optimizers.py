@@ -147,6 +147,7 @@ class Sgd(Rule):
         parameter.add_(direction, alpha=-lr)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and momentum by PyTorch's fused SGD."""
         parameter, *moments = state
         torch._fused_sgd_(
             [parameter],
@@ -197,6 +198,7 @@ class Adam(CountingRule):
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and moments by PyTorch's fused Adam or AdamW; count the step."""
         del first
         parameter, count, mean, square, *largest = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -217,6 +219,7 @@ class Adam(CountingRule):
         )
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of Adam, in the memory of the gradient."""
         mean, square, *largest = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -251,6 +254,7 @@ class NAdam(CountingRule):
     flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of NAdam."""
         product, mean, square = moments
         beta1, beta2 = self.betas
         momentum, next_momentum = (
@@ -290,6 +294,7 @@ class RmsProp(CountingRule):
         return keys, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of RMSprop."""
         del step
         square, *others = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
@@ -320,12 +325,14 @@ class Adagrad(CountingRule):
     has_fused: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and the sum of squares by one step of Adagrad."""
         (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and sum of squares by PyTorch's fused Adagrad; count the step."""
         del first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -355,6 +362,7 @@ class Adamax(CountingRule):
     needs_scratch: ClassVar[bool] = False
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of Adamax, in the memory of the gradient."""
         mean, largest = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -375,6 +383,7 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of RAdam, in the memory of the gradient."""
         mean, square = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -440,6 +449,7 @@ class Muon(Rule):
         return 2 * (2 * int(parameter.numel()) + small * small)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and momentum by one step of Muon."""
         del first
         parameter, buffer = state
         buffer.lerp_(gradient, 1 - self.momentum)
