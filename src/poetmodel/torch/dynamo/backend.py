@@ -126,7 +126,7 @@ def backend(  # noqa: PLR0913 - its options
         raise InputError(errors)
     if storage is not None:
         make_folder(storage)
-    wanted = BackendOptions(
+    settings = BackendOptions(
         ram=ram,
         device=Device.load(device) if isinstance(device, str) else device,
         costs=costs,
@@ -143,8 +143,8 @@ def backend(  # noqa: PLR0913 - its options
     if kernels == INDUCTOR:
         from poetmodel.torch.dynamo.inductor import InductorBackend
 
-        return InductorBackend(wanted)
-    return Backend(wanted, storage)
+        return InductorBackend(settings)
+    return Backend(settings, storage)
 
 
 def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Iterator[str]:

@@ -129,13 +129,13 @@ class Backend(GraphPlanner):
         InputError
             If times are to be measured, kernels are Inductor's, or the device has no storage.
         """
-        wanted = self._wanted
-        storage = None if wanted.device is None else wanted.device.storage
-        if wanted.costs == MEASURED:
+        settings = self._settings
+        storage = None if settings.device is None else settings.device.storage
+        if settings.costs == MEASURED:
             raise InputError(f"costs: nothing is executed here that could be {MEASURED}")
         if paging and storage is None:
             raise InputError("paging: the back end needs a device with storage")
-        planner = Backend(replace(wanted, paging=storage if paging else None), is_predicted=True)
+        planner = Backend(replace(settings, paging=storage if paging else None), is_predicted=True)
         with self.recording_refusals(), explained("plan_for"):
             capture_on_fakes(planner, model, inputs)
         self._planned += planner._planned
@@ -147,7 +147,7 @@ class Backend(GraphPlanner):
             require_whole_model(has_one_plan=self._has_one_plan)
             title = self._title(module, inputs)
             with self.first_call(inputs, title=title, **self._register_wrappers()) as call:
-                if not self._wanted.loss_only:
+                if not self._settings.loss_only:
                     return self._compile_call(module, inputs, call, **options)
                 return LossOnly(module)(
                     lambda own: self._compile_call(own, inputs, call, **options)
@@ -159,7 +159,7 @@ class Backend(GraphPlanner):
         Raises `CaptureError` if gradients are to be added and there is a wrapper.
         """
         sharded, ddp = _sharded_modules(), active_ddp()
-        if self._wanted.add_gradients and (sharded or ddp is not None):
+        if self._settings.add_gradients and (sharded or ddp is not None):
             raise CaptureError(WRAPPED)
         self._sharded.update(sharded)
         if ddp is not None:
@@ -175,9 +175,9 @@ class Backend(GraphPlanner):
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
         """Compile a graph of a call; it is compiled again later if memory is to be measured."""
-        if self._wanted.outside == AUTO and call.is_several:
+        if self._settings.outside == AUTO and call.is_several:
             raise InputError(_AUTO_OF_ONE)
-        if self._wanted.outside != AUTO:
+        if self._settings.outside != AUTO:
             return self._compile_graph(module, inputs, self._compiler, **options)
         number, is_first = len(self._planned), call.function not in self._first_bytes
 
@@ -214,7 +214,7 @@ class Backend(GraphPlanner):
         is_fsdp = self._call is not None and self._call.is_sharded
         counted = CountedGraph(self._live, is_sharded=is_fsdp)
         forward, inference = self._compiler, self._compile_inference
-        is_adding = self._wanted.add_gradients
+        is_adding = self._settings.add_gradients
         self._parameters = trained_parameters(inputs, self.names) if is_adding else {}
         if not self._is_predicted:
             forward = _count_passes(forward, counted.count_forward)
@@ -234,7 +234,7 @@ class Backend(GraphPlanner):
             return CompiledVariant(compiled, counted)
         counted.set_plan(self._planned[-1])
         counted.frontier = self._frontier
-        if counted.is_several and self._wanted.stated_bytes is None:
+        if counted.is_several and self._settings.stated_bytes is None:
             counted.budget_bytes = 0  # a percentage refers to all calls of the step
         run = counted.record_nodes(compiled)
         if self._parameters:

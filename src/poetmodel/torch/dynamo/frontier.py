@@ -53,7 +53,7 @@ class Frontier:
         problem = source.problem(MAX_BYTES)
 
         def find_peak_bytes() -> int | None:
-            found = find_min_ram(problem, source.wanted.gap)
+            found = find_min_ram(problem, source.settings.gap)
             return None if found.simulation is None else found.simulation.peak_ram_bytes
 
         bytes_ = source.call.share(source.graph.sha256, find_peak_bytes)
@@ -119,7 +119,7 @@ class Frontier:
         limits = (peak_bytes, saved_bytes)
         if limits not in self._known:
             source = self.source
-            until_s = min(monotonic() + source.wanted.time_limit / _SOLVES, self._until_s)
+            until_s = min(monotonic() + source.settings.time_limit / _SOLVES, self._until_s)
             own = replace(source, call=replace(source.call, until_s=until_s))
             self._known[limits] = own.plan_within(*limits)
         return self._known[limits]

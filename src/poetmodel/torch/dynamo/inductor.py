@@ -284,8 +284,8 @@ class InductorBackend(Backend):
 
     _has_one_plan = True
 
-    def __init__(self, wanted: BackendOptions) -> None:
-        super().__init__(wanted, is_generated=is_generated)
+    def __init__(self, settings: BackendOptions) -> None:
+        super().__init__(settings, is_generated=is_generated)
 
     def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
         """Raise `InputError`: the memory of Inductor's kernels is unknown before they run."""
@@ -296,7 +296,7 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph, and reserve more for Inductor until the measured peak fits."""
         tensor_forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
-        cache, key = self._wanted.cache, digest(self.key, module.code, tensor_forms)
+        cache, key = self._settings.cache, digest(self.key, module.code, tensor_forms)
         reserved_bytes: int = cache.read("reserve", key) or 0
         count, peaks = len(self._planned), list[int]()
         for attempt in range(MAX_ATTEMPTS):
@@ -366,7 +366,7 @@ class InductorBackend(Backend):
         BudgetError
             If its kernels take more than the budget.
         """
-        budget, peak_bytes = self._wanted.budget, counted.peaks.forward_bytes
+        budget, peak_bytes = self._settings.budget, counted.peaks.forward_bytes
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:
             return peak_bytes

@@ -298,12 +298,12 @@ class LiveCalls:
 
     Parameters
     ----------
-    share_of_whole : float, optional
+    keep_all_fraction : float, optional
         The budget of several calls as a fraction of their peak with everything kept.
     """
 
-    def __init__(self, share_of_whole: float | None = None) -> None:
-        self.share_of_whole = share_of_whole
+    def __init__(self, keep_all_fraction: float | None = None) -> None:
+        self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
         """Budget of several calls, when it is known [B]."""
         self.outside_bytes = 0
@@ -340,7 +340,7 @@ class LiveCalls:
 
     def __reduce__(self) -> tuple[type[LiveCalls], tuple[float | None]]:
         """Return the constructor of a copy, which has no live calls."""
-        return LiveCalls, (self.share_of_whole,)
+        return LiveCalls, (self.keep_all_fraction,)
 
     def record_refusal(self, text: str) -> str:
         """Record the reason of a refusal for the summary; return it."""
@@ -474,7 +474,7 @@ class LiveCalls:
         if self.budget_bytes is not None:
             return max(own_bytes, self.budget_bytes), True
         frontier = begun.graph.frontier
-        if self.share_of_whole is None or frontier is None or (len(graphs) == 1 and own_bytes):
+        if self.keep_all_fraction is None or frontier is None or (len(graphs) == 1 and own_bytes):
             return own_bytes, True
         whole_bytes = held_bytes
         for call in others:
@@ -484,7 +484,7 @@ class LiveCalls:
         peaks = frontier.keep_all.peaks
         whole_bytes += max(peaks.forward_bytes, peaks.backward_bytes)
         self._whole_bytes = max(self._whole_bytes, whole_bytes)
-        share = self.share_of_whole if begun.is_backward else 1.0
+        share = self.keep_all_fraction if begun.is_backward else 1.0
         return max(own_bytes, int(share * self._whole_bytes)), begun.is_backward
 
     def _reserve(self, begun: _Pass) -> str | None:

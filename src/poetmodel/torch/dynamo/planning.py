@@ -191,7 +191,7 @@ class BackendOptions:
         return None if self.ram == EAGER_PEAK else Budget.parse(self.ram)
 
     @property
-    def share_of_whole(self) -> float | None:
+    def keep_all_fraction(self) -> float | None:
         """The budget as a fraction of the peak with everything kept; None for bytes."""
         if self.budget is None:
             return 1.0
@@ -282,7 +282,7 @@ def check_budget(ram: object) -> None:
 def plan(
     joint: JointGraph,
     profiles: Sequence[OpProfile],
-    wanted: BackendOptions,
+    settings: BackendOptions,
     *,
     name: str,
     call: FirstCall,
@@ -299,14 +299,14 @@ def plan(
     graph_problem = GraphProblem.of(
         joint,
         profiles,
-        wanted,
+        settings,
         name=name,
         call=call,
         reserved_bytes=reserved_bytes,
         is_predicted=is_predicted,
     )
     whole_bytes, own_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
-    budget_bytes = wanted.budget_bytes(
+    budget_bytes = settings.budget_bytes(
         joint,
         whole_bytes + call.wrapped_bytes,
         None if own_bytes is None else own_bytes + call.wrapped_bytes,
@@ -316,10 +316,10 @@ def plan(
     usable_bytes = max(1, budget_bytes - beside_bytes)
     problem = graph_problem.problem(usable_bytes)
     graph = problem.graph
-    regions = regions_of(joint, graph, wanted.regions)
+    regions = regions_of(joint, graph, settings.regions)
     result = None
     if floor(graph).bytes <= usable_bytes:
-        result = _shared_solve(problem, wanted, call, regions)
+        result = _shared_solve(problem, settings, call, regions)
     if result is not None and result.schedule is None and regions:
         raise BudgetError(_regions_refusal(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
@@ -329,7 +329,7 @@ def plan(
         listed = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
         text = _budget_refusal(
-            problem, wanted, call, name, budget_bytes, beside_bytes, is_proved=is_proved
+            problem, settings, call, name, budget_bytes, beside_bytes, is_proved=is_proved
         )
         text += f"; at its end there are {listed}" if listed else ""
         if call.outside.peak_bytes:
@@ -346,7 +346,7 @@ class GraphProblem:
     """A captured graph with sizes and costs, which can be planned within several budgets."""
 
     joint: JointGraph
-    wanted: BackendOptions
+    settings: BackendOptions
     name: str
     call: FirstCall
     graph: Graph
@@ -368,7 +368,7 @@ class GraphProblem:
         cls,
         joint: JointGraph,
         profiles: Sequence[OpProfile],
-        wanted: BackendOptions,
+        settings: BackendOptions,
         *,
         name: str,
         call: FirstCall,
@@ -385,7 +385,7 @@ class GraphProblem:
             f"their gradients{_ZEROS if joint.has_zeros else ''}": joint.tangents_bytes,
             "copies of overwritten arguments": _copies_bytes(joint),
             "memory outside of the function": call.outside.rest_bytes,
-            "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
+            "tokens of pages": 0 if settings.paging is None else TOKEN_BYTES * len(graph.tensors),
         }
         keep_all_bytes = checkpoint_all_peak_bytes(graph) + sum(beside.values())
         eager_bytes = joint.own_peak_bytes(graph)
@@ -395,11 +395,11 @@ class GraphProblem:
         early = ("results", "copies of overwritten arguments", "tokens of pages")
         return cls(
             joint=joint,
-            wanted=wanted,
+            settings=settings,
             name=name,
             call=call,
             graph=graph,
-            device=wanted.device or this_machine(call.rates or machine_rates(wanted.cache)),
+            device=settings.device or this_machine(call.rates or machine_rates(settings.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
             beside=beside,
             forward_beside_bytes=sum(beside[key] for key in early) + reserved_bytes,
@@ -434,8 +434,8 @@ class GraphProblem:
             self.joint.outside_bytes = self.call.outside.peak_bytes
             graph = self.joint.training_graph(turn_bytes=max(0, usable_bytes - saved_bytes))
             times_s.insert(self.turn, 0.0)
-        costs = _costs(graph, self.wanted, self.device, times_s)
-        paging = self.wanted.paging is not None
+        costs = _costs(graph, self.settings, self.device, times_s)
+        paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
     def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
@@ -454,15 +454,15 @@ class GraphProblem:
         problem = self.problem(usable_bytes, saved_bytes=saved_bytes)
         if floor(problem.graph).bytes > usable_bytes:
             return None
-        regions = regions_of(self.joint, problem.graph, self.wanted.regions)
-        result = _shared_solve(problem, self.wanted, self.call, regions)
+        regions = regions_of(self.joint, problem.graph, self.settings.regions)
+        result = _shared_solve(problem, self.settings, self.call, regions)
         if result.schedule is None:
             return None
         return self.make_plan(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
 
     def keep_all_refusal(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that fits every tensor, but for which no plan was found."""
-        regions = regions_of(self.joint, self.graph, self.wanted.regions)
+        regions = regions_of(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
         return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
@@ -563,39 +563,39 @@ class GraphProblem:
 
 
 def _shared_solve(
-    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+    problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
     """Solve a problem in the first process; return its result in all processes."""
     result: SolveResult = call.share(
-        problem.graph.sha256, lambda: _solve(problem, wanted, call, regions)
+        problem.graph.sha256, lambda: _solve(problem, settings, call, regions)
     )
     return result
 
 
 def _solve(
-    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+    problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
     """Return the cached result of a problem if it is good enough, else solve and cache it.
 
     If the first fraction of the time finds no schedule, the solve ends, unless the schedule with
     the smallest RAM fits.
     """
-    schedules = Schedules(wanted.cache)
-    known = None if regions else schedules.result(problem, gap=wanted.gap)
-    if known is not None and is_settled(known, within_s=wanted.time_limit):
+    schedules = Schedules(settings.cache)
+    known = None if regions else schedules.result(problem, gap=settings.gap)
+    if known is not None and is_settled(known, within_s=settings.time_limit):
         return known
     show_progress = of_solve(call.show_stage)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         show_progress(progress)
-        return None if wanted.on_progress is None else wanted.on_progress(progress)
+        return None if settings.on_progress is None else settings.on_progress(progress)
 
     call.show_stage("solving")
     if regions:
         return solve_within(
             problem,
             regions,
-            gap=wanted.gap,
+            gap=settings.gap,
             time_limit=call.left_s(),
             on_progress=on_progress,
         )
@@ -605,7 +605,7 @@ def _solve(
         return solve(
             problem,
             time_limit=limit_s,
-            gap=wanted.gap,
+            gap=settings.gap,
             threads=1,
             start=start,
             on_progress=on_progress,
@@ -614,10 +614,10 @@ def _solve(
     start = None if known is None else known.schedule
     if start is None:
         with processor_clock(call.left_s()):
-            result = run(FIRST_TIME_RATIO * wanted.time_limit, None)
+            result = run(FIRST_TIME_RATIO * settings.time_limit, None)
         start, first_s = result.schedule, result.solve_s
         if start is None and result.termination == Termination.TIME_LIMIT:
-            smallest = _min_ram(problem, wanted, call)
+            smallest = _min_ram(problem, settings, call)
             simulation = smallest.simulation
             if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
                 start = smallest.schedule
@@ -627,7 +627,7 @@ def _solve(
     else:
         result = run(call.left_s(), start)
     # Another call would not have more time for the problem.
-    result = replace(result, time_limit_s=wanted.time_limit)
+    result = replace(result, time_limit_s=settings.time_limit)
     schedules.keep(result)
     return result
 
@@ -644,17 +644,19 @@ def _regions_refusal(
     )
 
 
-def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequence[float]) -> Costs:
+def _costs(
+    graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
+) -> Costs:
     """Return the costs of a graph: estimated, or from measured times of operations [s]."""
     estimated = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
-    if wanted.costs == MEASURED:
+    if settings.costs == MEASURED:
         compute_s = [*times_s, 0.0]
     page_in = page_out = None
-    if wanted.paging is not None:
+    if settings.paging is not None:
         page_in, page_out = (
             [(transfer.time_s(size), transfer.time_s(size)) for size in graph.tensor_bytes]
-            for transfer in (wanted.paging.page_in, wanted.paging.page_out)
+            for transfer in (settings.paging.page_in, settings.paging.page_out)
         )
     return Costs.from_arrays(
         graph,
@@ -682,12 +684,12 @@ def _given_bytes(joint: JointGraph) -> int:
     return sum(storage_sizes(arguments).values())
 
 
-def _min_ram(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveResult:
+def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> SolveResult:
     """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
     found = call.min_ram.get(problem.graph.sha256)
     if found is None:
         call.show_stage("searching for the smallest budget")
-        found = find_min_ram(problem, wanted.gap)
+        found = find_min_ram(problem, settings.gap)
         call.min_ram[problem.graph.sha256] = found
     return found
 
@@ -706,7 +708,7 @@ def find_min_ram(problem: Problem, gap: float) -> SolveResult:
 
 def _budget_refusal(
     problem: Problem,
-    wanted: BackendOptions,
+    settings: BackendOptions,
     call: FirstCall,
     name: str,
     budget_bytes: int,
@@ -715,11 +717,11 @@ def _budget_refusal(
     is_proved: bool,
 ) -> str:
     """Return the message that a budget is too small, with the smallest one that was found."""
-    smallest = _min_ram(problem, wanted, call)
+    smallest = _min_ram(problem, settings, call)
     is_proved = is_proved or (smallest.bound or 0.0) > problem.usable_ram_bytes
     if smallest.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_share = wanted.budget is not None and wanted.budget.share is not None
+    is_share = settings.budget is not None and settings.budget.share is not None
     return refusal(
         name,
         budget_bytes,

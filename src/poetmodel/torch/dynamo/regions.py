@@ -122,7 +122,7 @@ class Region:
 
 
 def regions_of(
-    joint: JointGraph, graph: Graph, wanted: Mapping[str, str | int] | None
+    joint: JointGraph, graph: Graph, settings: Mapping[str, str | int] | None
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`.
 
@@ -133,7 +133,7 @@ def regions_of(
         return ()
     stage = phases.index(Phase.BACKWARD)
     budgets: dict[tuple[str, str | int], set[int]] = {
-        (name, ram): set() for name, ram in (wanted or {}).items()
+        (name, ram): set() for name, ram in (settings or {}).items()
     }
     modules = set()
     for operation in joint.operations[:stage]:
@@ -194,7 +194,7 @@ def solve_within(
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
     first = result.schedule
-    if first is None or not any(each.excess_bytes(problem.graph, first) for each in regions):
+    if first is None or not any(region.excess_bytes(problem.graph, first) for region in regions):
         return result
     baseline = problem.objective.baseline
     bound = max(result.proven_bound - baseline, _min_cost(problem, regions))

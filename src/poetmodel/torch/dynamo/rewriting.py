@@ -94,7 +94,7 @@ class GraphPlanner:
 
     Parameters
     ----------
-    wanted : BackendOptions
+    settings : BackendOptions
         Budget and options.
     storage : str or Path, optional
         Folder for pages.
@@ -106,7 +106,7 @@ class GraphPlanner:
 
     def __init__(
         self,
-        wanted: BackendOptions,
+        settings: BackendOptions,
         storage: str | Path | None = None,
         *,
         is_generated: Callable[[fx.Node], bool] | None = None,
@@ -114,20 +114,20 @@ class GraphPlanner:
     ) -> None:
         self._is_predicted = is_predicted
         self._planned: list[GraphPlan] = []
-        self._wanted = wanted
+        self._settings = settings
         self._profiles = Profiles(
-            wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated
+            settings.cache, timed=settings.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
         self._first_bytes: dict[Hashable, int] = {}
         self._call: FirstCall | None = None
         self._has_warned = False
-        self._live = LiveCalls(wanted.share_of_whole)
+        self._live = LiveCalls(settings.keep_all_fraction)
         self._live.wrapped_bytes = self._wrapped_bytes
-        self._steps = StepPlanner(wanted.share_of_whole, wanted.stated_bytes)
-        self._live.budget_bytes = wanted.stated_bytes
+        self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
+        self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._outside().peak_bytes
-        self._ranks = Ranks(wanted.time_limit)
+        self._ranks = Ranks(settings.time_limit)
         self._frontier: Frontier | None = None
         """Plans of the graph that was captured last."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -154,7 +154,7 @@ class GraphPlanner:
         if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
             _LOG.warning(_MANY, config.recompile_limit)
         with stages_shown(after_s=SILENT_S) as show_stage:
-            until_s = monotonic() + self._wanted.time_limit
+            until_s = monotonic() + self._settings.time_limit
             if before is None:
                 parameters = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
                 before = FirstCall(
@@ -189,7 +189,7 @@ class GraphPlanner:
 
     def _outside(self) -> Outside:
         """Return the stated memory outside of compiled functions; zeros if it is measured."""
-        stated = self._wanted.outside
+        stated = self._settings.outside
         if stated is None or stated == AUTO:
             return Outside()
         return Outside(peak_bytes=parse_size(stated, field="outside"))
@@ -197,8 +197,8 @@ class GraphPlanner:
     @property
     def key(self) -> str:
         """Digest of the options and the host, on which all plans depend."""
-        wanted = self._wanted
-        stated = [str(wanted.ram), str(wanted.device), wanted.time_limit, wanted.gap]
+        settings = self._settings
+        stated = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
         stated += self._first_bytes.values()  # later shapes have the budget of these
         return digest(host_key(), *stated)
 
@@ -289,13 +289,13 @@ class GraphPlanner:
             _LOG.warning(
                 _CHECKPOINTED,
                 name,
-                self._wanted.ram,
+                self._settings.ram,
                 format_bytes(record.keep_all_bytes),
                 format_bytes(record.eager_bytes),
             )
         if record.is_loss_missing and not self._has_warned:
             self._has_warned = True
-            remedy = _RETURN_IT if self._wanted.outside is None else _FIRST_STEP
+            remedy = _RETURN_IT if self._settings.outside is None else _FIRST_STEP
             if planned.turn is not None:
                 remedy = _STATE_IT
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
@@ -316,7 +316,7 @@ class GraphPlanner:
         call.show_stage("measuring operations")
         key = joint.training_graph().sha256  # as PyTorch predicts it
         profiles = self._profiles.get(joint)
-        rates = None if self._wanted.device else machine_rates(self._wanted.cache)
+        rates = None if self._settings.device else machine_rates(self._settings.cache)
         found = call.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*found, strict=True)
         profiles = [
@@ -344,10 +344,10 @@ class GraphPlanner:
         }
         if not joint.is_inference and not self._is_predicted and not reserved_bytes:
             alone = options | {"call": replace(call, outside=Outside())}
-            self._frontier = Frontier(GraphProblem.of(joint, profiles, self._wanted, **alone))
+            self._frontier = Frontier(GraphProblem.of(joint, profiles, self._settings, **alone))
         if self._frontier is None or not call.is_several:
-            return plan(joint, profiles, self._wanted, **options)
-        stated_bytes = self._wanted.stated_bytes
+            return plan(joint, profiles, self._settings, **options)
+        stated_bytes = self._settings.stated_bytes
         if stated_bytes is not None:
             self._frontier.check_budget(stated_bytes)
         tight = self._frontier.tight

@@ -159,14 +159,14 @@ class StepPlanner:
 
     Parameters
     ----------
-    share_of_whole : float, optional
+    keep_all_fraction : float, optional
         The budget as a fraction of the peak of the first step with everything kept.
     budget_bytes : int, optional
         The budget if it is stated in bytes [B].
     """
 
-    def __init__(self, share_of_whole: float | None, budget_bytes: int | None) -> None:
-        self.share_of_whole = share_of_whole
+    def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
+        self.keep_all_fraction = keep_all_fraction
         self.budget_bytes = budget_bytes
         self.current: StepPlan | None = None
         """Plans of the current step."""
@@ -215,8 +215,8 @@ class StepPlanner:
         frontiers = frontiers_of(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all for frontier in frontiers])
         if self.budget_bytes is None:
-            self.budget_bytes = int((self.share_of_whole or 1.0) * keep_all_bytes)
-        until_s = monotonic() + frontiers[0].source.wanted.time_limit
+            self.budget_bytes = int((self.keep_all_fraction or 1.0) * keep_all_bytes)
+        until_s = monotonic() + frontiers[0].source.settings.time_limit
         candidates: dict[int, list[GraphPlan]] = {}
         for frontier in frontiers:
             if id(frontier) not in candidates:

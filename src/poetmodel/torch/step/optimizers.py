@@ -591,8 +591,8 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
         # The class may be a user's, with the same name.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
         *names, last = (known.__name__ for known in TRACED_RULES if known is not QuantizedSGD)
-        wanted = f"{', '.join(names)} or {last} of torch.optim"
-        yield f"expected {wanted}, got {got or shown(optimizer)}"
+        expected = f"{', '.join(names)} or {last} of torch.optim"
+        yield f"expected {expected}, got {got or shown(optimizer)}"
         return
     accepted: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
