@@ -333,7 +333,7 @@ def test_without_time_the_greedy_schedule_is_returned(make, formulation):
 @pytest.mark.parametrize("formulation", ["compact", "paper"])
 def test_building_ends_with_the_time_limit(formulation, monkeypatch, caplog):
     """However long the estimate says that it takes: the greedy schedule is returned in time."""
-    monkeypatch.setattr("poetmodel.model.building.estimated_build_s", lambda *_: 0.0)
+    monkeypatch.setattr("poetmodel.model.building.estimate_build_s", lambda *_: 0.0)
     ends = []
 
     def check():
@@ -395,13 +395,13 @@ def test_a_graph_too_large_for_a_file_is_solved(monkeypatch):
 
     A model too large for memory claims nothing, and raises no error.
     """
-    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 1000)
+    monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 1000)
     result = solve(chain_problem(200))
     assert (result.status, result.termination) == (Status.OPTIMAL, Termination.PROVED)
     with pytest.raises(TooLargeError, match="coarsen the graph"):
         result.require_schedule().to_dict()
     model = build(chain_problem(10))
-    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 10)
+    monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 10)
     result = solve(model)
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.STALLED)
     assert "coarsen the graph" in result.reason

@@ -21,8 +21,8 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.model.building import read_schedule
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.linear import as_needed, room, signed_row
-from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
+from poetmodel.model.linear import literal_slack, reduce_coefficients, scale_signed_limit
+from poetmodel.model.objective import MAX_UNITS, WRITES_ROW, objective_terms
 from poetmodel.problem import (
     DEADLINE_ROWS,
     WRITTEN_BYTES_CUTOFF,
@@ -30,7 +30,7 @@ from poetmodel.problem import (
     Problem,
     row_over_totals,
 )
-from poetmodel.result import OwnObjective
+from poetmodel.result import ModelObjective
 from poetmodel.solver.monolithic import ModelProof, late_outcome
 from poetmodel.solver.outcome import (
     EQUAL,
@@ -186,7 +186,7 @@ def _objective_unit(form: StandardForm) -> float:
     if not costs.size:
         return 1.0
     least = max(costs.min() / 1000, sys.float_info.min)
-    unit = max(least, costs.max() / MOST_UNITS, abs(form.offset) / MAX_OFFSET)
+    unit = max(least, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
@@ -203,7 +203,7 @@ class ExtendedProof(ModelProof):
         load_values(self.form, x)
         return read_schedule(self.model)
 
-    def own(self, value: float | None, bound: float | None) -> OwnObjective | None:
+    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the user-defined objective at a value; None if the model has the stated objective.
 
         Its bound is that of the solver minus the maximum error. A bound within that error of the
@@ -220,7 +220,7 @@ class ExtendedProof(ModelProof):
                 proven = (bound - sense * tolerance) * self.unit
             elif difference >= -EQUAL * max(1.0, abs(value)):
                 proven = value * self.unit
-        return OwnObjective(
+        return ModelObjective(
             name=objective.name,
             sense="minimize" if objective.sense == pyo.minimize else "maximize",
             value=value * self.unit,
@@ -294,7 +294,7 @@ def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> St
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _add_limit_row(form, replace(limit, name=WRITES_ROW, key=None))
     if objective.is_sum and objective != before.objective and as_stated:
-        costs, offset = minimized(model, problem)
+        costs, offset = objective_terms(model, problem)
         columns, added = _to_form_columns(form, costs)
         objective_row = np.zeros(form.n_columns)
         objective_row[list(columns)] = list(columns.values())
@@ -323,13 +323,13 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with one more row, for a limit on totals. Its layout has the exact limit."""
     model = require_layout(form).model
-    needed = as_needed(model.decisions.stated(limit), model.upper)
+    needed = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
-    if room(needed, model.upper) < 0:
+    if literal_slack(needed, model.upper) < 0:
         lower = 1.0  # an empty row that no values satisfy
     else:
-        row = signed_row(needed, model.upper)
+        row = scale_signed_limit(needed, model.upper)
         if row is None:
             return form
         columns, constant = _to_form_columns(form, row.terms)

@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refit
 from poetmodel.heuristics.neighbourhood import improve_schedule
 from poetmodel.placement import place
-from poetmodel.plan.alignment import ALIGNMENT, aligned_graph, check_alignment
+from poetmodel.plan.alignment import ALIGNMENT, align_sizes, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
@@ -486,6 +486,6 @@ def rounded_problem(problem: Problem, alignment: int) -> Problem:
     limit_bytes = stated.aux_limit_bytes
     return replace(
         stated,
-        graph=aligned_graph(graph, alignment),
+        graph=align_sizes(graph, alignment),
         aux_bytes=None if limit_bytes is None else limit_bytes + alignment * len(graph.tensors),
     )

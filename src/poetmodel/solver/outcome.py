@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity
-from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
+from poetmodel.result import ModelObjective, SolveResult, Status, Termination, relative_gap
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Candidate:
     """Violations that the verifier found."""
     value: float
     """The minimized quantity minus its baseline, in its own unit."""
-    own: OwnObjective | None = None
+    own: ModelObjective | None = None
     """The user-defined objective of a model that replaced its problem's; None otherwise."""
     verify_s: float = 0.0
     """Time to verify it [s]."""

@@ -76,9 +76,9 @@ class Task:
         """How the formulation reduced a graph that it could not represent; empty if it did not."""
         if self.formulation != "paper":
             return ""
-        from poetmodel.model.paper import reduction_in_words
+        from poetmodel.model.paper import describe_reduction
 
-        return reduction_in_words(self.problem.graph) or ""
+        return describe_reduction(self.problem.graph) or ""
 
     def solve_stated(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Solve the problem or a surrogate of it, from a first schedule if given.
@@ -236,10 +236,10 @@ def _fall_back_to_compact(problem: Problem, request: Request, before: Outcome) -
         or request.remaining_s() <= 0
     ):
         return before
-    from poetmodel.model.building import estimated_build_s
+    from poetmodel.model.building import estimate_build_s
     from poetmodel.solver.monolithic import prove_formulation
 
-    if estimated_build_s(problem, "compact") > request.remaining_s():
+    if estimate_build_s(problem, "compact") > request.remaining_s():
         return before
     within = (
         request if candidate is None else _with_known_progress(request, candidate, before.bound)

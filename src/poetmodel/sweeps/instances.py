@@ -25,14 +25,21 @@ from poetmodel.errors import (
     listed,
     raised_as,
 )
-from poetmodel.files import parse_json, read_bytes, read_text, shipped, write_text, writing
+from poetmodel.files import (
+    parse_json,
+    raise_write_errors,
+    read_bytes,
+    read_text,
+    shipped_folder,
+    write_text,
+)
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.model import build
 from poetmodel.planner import verify
 from poetmodel.problem import Quantity
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.document import load_document
-from poetmodel.schedule.io import ProblemEntry, validated
+from poetmodel.schedule.io import ProblemEntry, validate_model
 from poetmodel.sweeps.measurement import commit
 from poetmodel.version import __version__
 
@@ -135,7 +142,7 @@ def write_library(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: expected an empty folder, or one that does not exist")
     for name in ("graphs", "costs", "devices", "mps"):
-        with writing(folder, "the folder cannot be made"):
+        with raise_write_errors(folder, "the folder cannot be made"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     writer = _Writer(folder, frozenset(mps))
     lines = [writer.line(instance) for instance in found]
@@ -197,7 +204,7 @@ class _Writer:
     def _device_file(self, device: Device) -> str:
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
-            write_text(self._folder / "devices" / name, read_text(shipped("devices") / name))
+            write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
         return f"devices/{name}"
 
     def _mps_file(self, instance: Instance) -> dict[str, Any] | None:
@@ -361,7 +368,7 @@ class _ProblemReader:
 
     def problem(self, line: Mapping[str, Any]) -> Problem:
         """Return the problem of a line of the index."""
-        entry = validated(ProblemEntry, line["problem"], kind="library")
+        entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
         if graph_file not in self._graphs:
             self._graphs = {graph_file: Graph.load(self._path(graph_file))}
@@ -386,7 +393,7 @@ def _read_solution(path: Path, graph: Graph) -> Schedule:
     order = parse_json(read_text(path), expected="execution order")
     if not isinstance(order, list) or not all(type(k) is int for k in order):
         raise ScheduleError("expected a JSON list of whole numbers, the indices of nodes")
-    return Schedule.of_order(graph, order)
+    return Schedule.from_order(graph, order)
 
 
 def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:

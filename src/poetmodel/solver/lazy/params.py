@@ -91,10 +91,9 @@ class LazyParams:
     short starts again."""
     far_gap_time_ratio: float = 0.3
     """The same from twice `far_gap_ratio` on."""
-    idle_time_ratio: float = 0.1
+    idle_root_time_ratio: float = 0.1
     """Fraction of the remaining time without a better solution or bound after which an integer
-    solve with a wide gap ends: at its root, or anywhere from twice `far_gap_ratio` on. From that
-    gap on, the heuristic has its fraction of that time before the first integer solve."""
+    solve with a wide gap ends if it is still at its root."""
     search_time_ratio: float = 0.5
     """Fraction of the time of the linear phase for the primal heuristic with a wide gap. The local
     search does not wait until all relaxations that take seconds are solved."""
@@ -123,12 +122,8 @@ class LazyParams:
         """Return the fraction of the remaining time for one integer solve at a wide gap."""
         return self._interpolate_by_gap(gap, self.wide_gap_time_ratio, self.far_gap_time_ratio)
 
-    def is_far(self, gap: float) -> bool:
-        """Return whether a gap is at least twice `far_gap_ratio`."""
-        return gap >= 2 * self.far_gap_ratio
-
     def _interpolate_by_gap(self, gap: float, near: float, far: float) -> float:
         """Return `near` up to `far_gap_ratio`, `far` from twice that on, linear in between."""
-        if self.is_far(gap):
+        if gap >= 2 * self.far_gap_ratio:
             return far
         return near + (far - near) * max(0.0, gap / self.far_gap_ratio - 1)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import now_s
 from poetmodel.heuristics.greedy import add_rewarded
-from poetmodel.heuristics.neighbourhood import MAX_IDLE, LargeNeighbourhoodSearch
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
-from poetmodel.model.grouping import stages_of_change
+from poetmodel.model.grouping import change_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ class PrimalHeuristic:
     started_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
     """Execution time so far [s]."""
-    advance_s: float = 0.0
-    """Time of the next solve, a fraction of which is already due to the heuristic [s]."""
 
     def __post_init__(self) -> None:
         session = self.session
@@ -65,7 +63,7 @@ class PrimalHeuristic:
     def due_s(self) -> float:
         """Time that is due to the heuristic and not yet spent [s]."""
         fraction = self.session.params.search_time_fraction(self.session.bounds.gap())
-        return fraction * (now_s() + self.advance_s - self.started_s) - self.spent_s
+        return fraction * (now_s() - self.started_s) - self.spent_s
 
     def repair(self, solution: Schedule, *, locally: bool = True) -> None:
         """Repair the schedule of a relaxation's solution, and offer the result to the session.
@@ -82,16 +80,11 @@ class PrimalHeuristic:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until a number of iterations gains nothing, and offer the best schedule.
-
-        With a far gap, that number is at least `MAX_IDLE` while time is due.
-        """
+        """Search locally until several iterations gain nothing, and offer the best schedule."""
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return
         max_s = max(SEARCH_S, self.due_s)
-        is_far = session.params.is_far(session.bounds.gap())
-        far_until_s = started_s + self.due_s - self.advance_s if is_far else -math.inf
         until_s = self._deadline_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         best, before = session.bounds.incumbent, neighbourhood.best
@@ -100,9 +93,7 @@ class PrimalHeuristic:
             neighbourhood.consider(restorations_of(session.problem.graph, best.schedule))
         iterations = idle = 0
         max_idle = max(1, int(self.idle_iterations_per_column * session.columns))
-        while not (session.done() or self.has_new_solution()):
-            if idle >= (max(max_idle, MAX_IDLE) if now_s() < far_until_s else max_idle):
-                break
+        while idle < max_idle and not (session.done() or self.has_new_solution()):
             idle = 0 if neighbourhood.iterate() else idle + 1
             iterations += 1
             if iterations % ITERATIONS_PER_OFFER == 0:
@@ -178,7 +169,7 @@ def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int
     decisions = {("recomputed", index) for index in result.recomputed}
     decisions.update(("paged_in", index) for index in result.paged_in)
     return {
-        number: stages_of_change(row)
+        number: change_stages(row)
         for number, row in enumerate(limits)
         if number not in relaxation.grouping.own_rows
         and not row.is_satisfied(decisions.__contains__)

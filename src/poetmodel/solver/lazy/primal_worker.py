@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import BackendError
 from poetmodel.process import ProcessEndedError, WorkerJob, WorkerProcess
 from poetmodel.solver.lazy.primal import PrimalHeuristic
@@ -115,7 +115,7 @@ class PrimalWorker:
             left_s = max(UPDATE_S, session.request.remaining_s())
             request = replace(session.request, on_progress=None, time_limit_s=left_s)
             beginning = (session.problem, request, params, self._next_state())
-            search = process.call(search_schedules, *beginning, on_news=self._receive)
+            search = process.call(search_schedules, *beginning, on_progress=self._receive)
             self.is_running.set()
             self._send_updates(process, search)
         except BaseException as error:  # noqa: BLE001 - raised by `check`
@@ -133,7 +133,7 @@ class PrimalWorker:
         while not search.done():
             if self._closing.wait(UPDATE_S):
                 return
-            if process.has_read and (update := self._next_state()) != sent_state:
+            if process.has_sent_all and (update := self._next_state()) != sent_state:
                 process.send(update)
                 sent_state = replace(update, found=None, solution=None)
         try:
@@ -241,7 +241,7 @@ def search_schedules(
     job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
 ) -> None:
     """Search for schedules in the worker process until the job ends or the gap is closed."""
-    with rare_collections():
+    with infrequent_gc():
         search = PrimalSearch(job, problem, request, params)
         search.update(state)
         search.run()

@@ -59,9 +59,8 @@ class RowGeneration:
         self._last_gain_s = 0.0
         """Time at which the integer solve last raised the bound or found a better solution, on the
         monotonic clock [s]."""
-        self._max_idle_s = math.inf
-        """Time without such a gain after which the solve ends: at its root, or anywhere if the gap
-        is far [s]."""
+        self._max_root_idle_s = math.inf
+        """Time without such a gain after which the solve ends if it is still at its root [s]."""
         self._bound_before_rows = float("-inf")
         """The bound when rows were last added."""
 
@@ -138,10 +137,7 @@ class RowGeneration:
         relaxation, solution = add_rows(session, self.grouping, *searches)
         self.grouping = relaxation.grouping
         if solution.x is not None and not session.done():
-            if session.params.is_far(session.bounds.gap()):
-                self.primal.advance_s = self._idle_limit_s()
             self._repair_and_search(relaxation, solution.x)
-            self.primal.advance_s = 0.0
         return None if solution.infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
@@ -154,10 +150,12 @@ class RowGeneration:
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        remaining_s, ratio, self._max_idle_s = session.request.remaining_s(), 1.0, math.inf
+        remaining_s, ratio, self._max_root_idle_s = session.request.remaining_s(), 1.0, math.inf
         if self._has_wide_gap():
             ratio = params.solve_time_fraction(session.bounds.gap())
-            self._max_idle_s = self._idle_limit_s()
+            self._max_root_idle_s = max(
+                self._min_solve_s, params.idle_root_time_ratio * remaining_s
+            )
         self._last_gain_s = time.monotonic()
         self.rounds += 1
         raw = solve_with_counts(
@@ -192,24 +190,12 @@ class RowGeneration:
                 self._repair_and_search(relaxation, progress.x, locally=False)
         if progress.x is not None or session.known() != before:
             self._last_gain_s = time.monotonic()
-        return not (session.done() or self._is_idle(progress))
+        return not (session.done() or self._is_idle_at_root(progress))
 
-    def _is_idle(self, progress: BackendProgress) -> bool:
-        """Return whether the running solve gained nothing within the maximum idle time.
-
-        Only a solve at its root can be idle, unless the gap is far.
-        """
-        if time.monotonic() - self._last_gain_s <= self._max_idle_s:
-            return False
-        at_root = progress.nodes is not None and progress.nodes <= 1
-        return at_root or self.session.params.is_far(self.session.bounds.gap())
-
-    def _idle_limit_s(self) -> float:
-        """Return the maximum time without gain of an integer solve with a wide gap [s]."""
-        session = self.session
-        return max(
-            self._min_solve_s, session.params.idle_time_ratio * session.request.remaining_s()
-        )
+    def _is_idle_at_root(self, progress: BackendProgress) -> bool:
+        """Return whether the running solve is at its root, without a gain for the maximum time."""
+        idle_s = time.monotonic() - self._last_gain_s
+        return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._max_root_idle_s
 
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.

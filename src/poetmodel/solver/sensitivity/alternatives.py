@@ -283,10 +283,10 @@ def _forbiddable(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbid
     can_recompute = problem.may_recompute(problem.graph.node_of[i])
     if choice in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
-    if choice.pages:
+    if choice.is_paged:
         yield Forbidden.PAGING
     if choice == Treatment.BOTH or (
-        problem.can_page if choice == Treatment.RECOMPUTED else choice.pages and can_recompute
+        problem.can_page if choice == Treatment.RECOMPUTED else choice.is_paged and can_recompute
     ):
         yield Forbidden.BOTH
     if choice == Treatment.KEPT and (can_recompute or problem.can_page):
@@ -393,7 +393,7 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
     }
     best = None
     if problem.may_recompute(k) and after <= graph.last_stages[k]:
-        recomputed = Schedule.of_spans(
+        recomputed = Schedule.from_spans(
             R=(*schedule.R, (after, k)),
             stored=schedule.stored,
             M_in=schedule.M_in,
@@ -402,7 +402,7 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
         )
         best = verified_candidate(problem, recomputed)
     if problem.can_page:
-        paged = Schedule.of_spans(
+        paged = Schedule.from_spans(
             R=schedule.R,
             stored=(*schedule.stored, (i, k + 1, after)),
             M_in=(*schedule.M_in, (after, i)),

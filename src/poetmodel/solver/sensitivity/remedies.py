@@ -171,7 +171,7 @@ class Remedy:
             amount, unit = f"{_format_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
             begin = "feasible from" if self.proven else "feasible with"
         if self.node is not None:
-            tensors = listed(self.tensors, most=MAX_NAMED_TENSORS)
+            tensors = listed(self.tensors, max_names=MAX_NAMED_TENSORS)
             amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
             return f"{begin} {amount}"

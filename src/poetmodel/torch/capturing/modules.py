@@ -226,9 +226,9 @@ _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
 OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
-"""ModuleSnapshot that every module has: parameters, buffers, hooks, submodules, mode."""
+"""Attributes that every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
-"""ModuleSnapshot in which a capture replaces tensors by its own."""
+"""Attributes in which a capture replaces tensors by its own."""
 
 
 def is_user_object(value: Any) -> bool:
@@ -289,7 +289,7 @@ class AssignedBuffers:
         parameters = self._parameters()
         copied = self._known & before.keys()
         for path, key in copied:
-            self._set(path, key, before[path, key].detach().clone())
+            self._set_buffer(path, key, before[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
@@ -307,7 +307,7 @@ class AssignedBuffers:
                         buffer.copy_(after[path, key])
         finally:
             for path, key in copied:
-                self._set(path, key, before[path, key])
+                self._set_buffer(path, key, before[path, key])
 
     def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
         """Return all parameters, also of new modules, with the number of hooks of each."""
@@ -340,10 +340,11 @@ class AssignedBuffers:
             if buffer is not None
         }
 
-    def _set(self, path: str, key: str, value: torch.Tensor) -> None:
+    def _set_buffer(self, path: str, key: str, value: torch.Tensor) -> None:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - bypasses redefined setters
 
     def _check(self, path: str, key: str, old: torch.Tensor, new: torch.Tensor | None) -> None:
+        """Raise `CaptureError` if the new value of an assigned buffer is unsuitable."""
         if new is None:
             error = "is removed in forward; retain it, and change its values"
         elif new.shape != old.shape or new.dtype != old.dtype:
@@ -440,6 +441,7 @@ def _has_state(generator: _Generator) -> bool:
 
 
 def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
+    """Yield the generators of ``random`` and ``numpy.random``, and those in modules."""
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {id(own): own for own in snapshot.objects_of((random.Random,))}.values():
         yield _Generator("a random.Random", generator.getstate, generator.setstate)
@@ -511,8 +513,10 @@ class Leftovers:
     def remove_tensors(self) -> list[Callable[[], object]]:
         """Remove tensors of a capture from all holders; return the functions that did so."""
         self.holder_names.clear()
-        recent = self._recent_objects()
-        level: Sequence[Any] = [value for value in recent if type(value) is FunctionalTensor]
+        # No name refers to the list of objects, which would be found as a holder itself.
+        level: Sequence[Any] = [
+            value for value in self._recent_objects() if type(value) is FunctionalTensor
+        ]
         removals: list[Callable[[], object]] = []
         for _ in range(_MAX_DEPTH):
             if level:

@@ -304,7 +304,7 @@ def _states(trace: Trace) -> Iterator[_State]:
     module = trace.joint.module
     seen = {storage_key(state.find()) for state in states if state.moment is None}
     kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
-    index = len(trace.parts.storages)
+    index = len(trace.step_graph.storages)
     for kind, named in kinds.items():
         for path, value in named():
             if storage_key(value) in seen or value.device.type != "cpu" or not value.nbytes:
@@ -315,7 +315,7 @@ def _states(trace: Trace) -> Iterator[_State]:
                 name=path.removeprefix(f"{BODY}."),
                 operation=index,
                 bytes=value.untyped_storage().nbytes(),
-                layouts=(TensorLayout.of(value),),
+                layouts=(TensorLayout.from_tensor(value),),
             )
             tensor = StateTensor(storage=storage, kind=str(kind), owner=path)
             yield _State(tensor=tensor, find=partial(attrgetter(path), module))
@@ -324,14 +324,14 @@ def _states(trace: Trace) -> Iterator[_State]:
 
 def _of_step(trace: Trace) -> Iterator[_State]:
     """Yield the state that a step reads; of what has several names the first."""
-    joint, storages = trace.joint, trace.parts.storages
+    joint, storages = trace.joint, trace.step_graph.storages
     updated = {storage.replaces for storage in storages}
     paths: dict[int, str] = {}
     seen = set()
     for argument in joint.arguments:
-        if argument.kind not in _STATE or argument.node not in trace.parts.direct:
+        if argument.kind not in _STATE or argument.node not in trace.step_graph.output_keys:
             continue
-        index, _ = trace.parts.direct[argument.node]
+        index, _ = trace.step_graph.output_keys[argument.node]
         moment = (
             argument.optimizer_value
             if isinstance(argument.optimizer_value, OptimizerSlot)
