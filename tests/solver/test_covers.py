@@ -112,7 +112,7 @@ def test_bytes_below_a_solver_s_tolerance_count(part, way, monkeypatch):
         used += 1
         return add_covers(*arguments, **choices)
 
-    monkeypatch.setattr(monolithic, "with_covers", counted)
+    monkeypatch.setattr(monolithic, "add_covers", counted)
     for seed in {BELOW_TOLERANCE, *part.of(range(90))}:
         minimize = ("energy", "time", "writes")[seed % 3]
         problem = heavy(seeded(f"heavy/{seed}"), minimize=minimize, zero_bytes=False)

@@ -106,7 +106,7 @@ def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch):
     with pytest.raises(VerificationError, match="peak RAM 15 B"):
         solve(model)
     monkeypatch.setattr(
-        monolithic, "schedule_of", lambda model, _: checkpoint_all(model.problem.graph)
+        monolithic, "schedule_from_columns", lambda model, _: checkpoint_all(model.problem.graph)
     )
     with pytest.raises(VerificationError, match="peak RAM 15 B") as caught:
         solve(skip_problem(), formulation="compact")

@@ -103,7 +103,7 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
 
     The state is on storage, as far as the device pages.
     """
-    from poetmodel.lowered.step import reading_state
+    from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
 
     device, paging = problem.costs.device, problem.can_page
@@ -111,7 +111,7 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
         return None
     state = [step.graph.tensors[i].name for i in step.graph.state_tensors]
     is_paged = paging and not device.is_memory_mapped
-    found = reading_state(step.evaluation, state if is_paged else ())
+    found = with_stored_state(step.evaluation, state if is_paged else ())
     needed = needed_bytes(found, device, paging=paging)
     return needed if paging else needed + step.graph.state_bytes
 

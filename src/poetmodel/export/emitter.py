@@ -19,7 +19,7 @@ from poetmodel.lowered.calls import (
     ScaledLearningRate,
 )
 from poetmodel.lowered.fusing import FUSED, QUANTIZED_FUSED, QUANTIZED_UPDATES
-from poetmodel.lowered.kernels import changed, parameter_names, parameters
+from poetmodel.lowered.kernels import parameter_names, parameters, written_refs
 from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
@@ -302,7 +302,7 @@ class ProgramSource:
         call = calls[place]
         for indices in indices_of(call):
             yield from self._refused(indices)
-        refs = changed(call)
+        refs = written_refs(call)
         written = {ref.buffer for ref in refs} & replaced
         if not written & self._mapped:
             yield from self._call_in_ram(calls[:place], call, replaced)
@@ -333,7 +333,7 @@ class ProgramSource:
         pieces of the sum, which are computed again, and a copy of the sum is changed itself.
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
-        adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
+        adding = [c for c in before if any(ref.buffer in sums for ref in written_refs(c))]
         if not (self.deployment.rotating and adding and self._written.intersection(sums)):
             yield self._line(call)
         elif call.kernel.startswith("pm_copy"):
@@ -413,14 +413,14 @@ class ProgramSource:
         Each is computed again from old values, by all calls of its node that it depends on. State
         in RAM that the call changes too is changed with the last one.
         """
-        names = (ref.buffer for ref in changed(calls[place]))
+        names = (ref.buffer for ref in written_refs(calls[place]))
         targets = [name for name in dict.fromkeys(names) if name in self._mapped - self._written]
         in_ram = written - self._mapped
         for target in targets:
             live = {target}
             needed: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
-                changes = {ref.buffer for ref in changed(call)}
+                changes = {ref.buffer for ref in written_refs(call)}
                 if changes & live and (k <= place or changes == {target}):
                     needed.insert(0, call)
                     read = {a.buffer for a in call.arguments if isinstance(a, Ref)}
@@ -438,7 +438,9 @@ class ProgramSource:
         with the elements but those to buffers of one, and then the count of elements.
         """
         buffers = self.step.buffers
-        refs = {a.buffer: a for c in calls for a in changed(c) if a.buffer in self._mapped | kept}
+        refs = {
+            a.buffer: a for c in calls for a in written_refs(c) if a.buffer in self._mapped | kept
+        }
         pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
         count = max(buffers[name].elements for name in targets or pieces)
         most = _PIECE if len(pieces) <= _MANY_PIECES else _PIECE // 2

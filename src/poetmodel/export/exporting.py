@@ -31,7 +31,7 @@ from poetmodel.export.replay import in_plan_order, replay_of
 from poetmodel.export.source import StepSource
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.lowered.step import Weights, reading_state
+from poetmodel.lowered.step import Weights, with_stored_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import align_sizes, device_alignment
@@ -497,7 +497,7 @@ def _forward_pass(
     mapped = deployment.plan.memory_mapped
     tensors, homes = deployment.step.graph, deployment.plan.resident or ()
     stored = {tensors.tensors[i].name for i in tensors.state_tensors if i not in homes}
-    step = reading_state(captured, () if mapped else stored)
+    step = with_stored_state(captured, () if mapped else stored)
     least = floor(align_sizes(step.graph, device_alignment(device))).bytes
     room = problem.usable_ram_bytes - resident
     if room < least:

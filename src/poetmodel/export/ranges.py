@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.loops import columns_of, merged
+from poetmodel.lowered.loops import merge_dimensions, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +49,7 @@ def indices_of(call: Call) -> Iterator[Indices]:
             yield from _indices(index, (count,), (1,), (low, high, low))
             yield from _indices(offset, (offsets,), (1,), (0, count + 1, 0))
         case {"shape": shape}:
-            sizes, *steps = columns_of(shape)
+            sizes, *steps = table_columns(shape)
             ignored = given.get("ignored")
             numbers = (low, high, ignored if isinstance(ignored, int) else low)
             yield from _indices(index, sizes, steps[-1], numbers)
@@ -68,7 +68,9 @@ def _elements(offset: int, sizes: Numbers, steps: Numbers) -> tuple[int, Numbers
     """Return the first element that loops touch, and their shape table in one order for all."""
     first = offset + sum((n - 1) * step for n, step in zip(sizes, steps, strict=True) if step < 0)
     loops = sorted((abs(step), n) for n, step in zip(sizes, steps, strict=True) if step and n > 1)
-    rows = merged([tuple(n for _, n in loops), tuple(step for step, _ in loops)]) or [[1, 0]]
+    rows = merge_dimensions([tuple(n for _, n in loops), tuple(step for step, _ in loops)]) or [
+        [1, 0]
+    ]
     return first, (len(rows), *(number for row in rows for number in row))
 
 
@@ -77,7 +79,7 @@ def traced(indices: Indices, makers: Mapping[str, Iterable[Call]]) -> Indices:
     calls = list(makers.get(indices.ref.buffer, ()))
     match calls:
         case [Call(kernel="pm_copy_int", arguments=(Ref() as to, Ref() as of, tuple() as shape))]:
-            sizes, new, old = columns_of(shape)
+            sizes, new, old = table_columns(shape)
             if _elements(to.offset, sizes, new) == (indices.ref.offset, indices.shape):
                 first, table = _elements(of.offset, sizes, old)
                 source = replace(indices, ref=Ref(of.buffer, first), shape=table)

@@ -195,7 +195,7 @@ def _front(
     inputs: dict[str, int],
 ) -> Front:
     graph, front = step.graph, frozenset(nodes)
-    behind: set[str] = set(step.handed_out)
+    behind: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):
         if k not in front:
             behind.update(node.inputs, named[k])

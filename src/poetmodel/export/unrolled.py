@@ -16,7 +16,7 @@ import numpy as np
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
-from poetmodel.lowered.fusing import fused, parted
+from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
 from poetmodel.lowered.loops import Loops, call_refs, is_by_element, loops_of, shape_table
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def unrolled(step: LoweredStep) -> LoweredStep:
     time steps too: gates from inputs, and gradients of inputs. A product that is added to the
     gradient of a shared weight is summed in its memory.
     """
-    rewritten = parted(step)
+    rewritten = split_fused_updates(step)
     cut = _Cut(rewritten)
     if cut.pieces:
         rewritten = _Rewriting(cut).step()
     added = _added(rewritten)
-    return step if added is step or (not cut.pieces and added is rewritten) else fused(added)
+    return step if added is step or (not cut.pieces and added is rewritten) else fuse_updates(added)
 
 
 # -- pieces of tensors -----------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class _Pieces:
         if (rows % self.count != piece).any():
             return None
         inside = rows // self.count * self.inner + elements % self.inner
-        moved = loops.moved(number, loops.refs[number].buffer, inside)
+        moved = loops.with_elements(number, loops.refs[number].buffer, inside)
         return None if moved is None else (piece, moved)
 
     def parts(self, loops: Loops, number: int) -> Iterator[tuple[int, list[Loops]]]:
@@ -75,7 +75,7 @@ class _Pieces:
             if rows and not rest and size in (rows * self.count, rows * self.count * self.outer):
                 yield (
                     d,
-                    [loops.part(d, t, rows=rows, count=self.count) for t in range(self.count)],
+                    [loops.subset(d, t, rows=rows, count=self.count) for t in range(self.count)],
                 )
 
 
@@ -135,7 +135,7 @@ class _Cut:
     def __init__(self, step: LoweredStep) -> None:
         self.step = step
         self.graph = step.graph
-        self._kept = step.handed_out
+        self._kept = step.returned_buffers
         self.state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._around: dict[str, list[int]] = {}
         for k, calls in enumerate(step.calls):
@@ -665,7 +665,7 @@ def _moved(loops: Loops | None, name: str, source: tuple[str, np.ndarray]) -> Lo
     """Return loops that go through a piece where it lies; None where the kernel cannot do so."""
     for number, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
-            loops = loops.moved(number, source[0], source[1][loops.elements(number)])
+            loops = loops.with_elements(number, source[0], source[1][loops.elements(number)])
     return None if loops is None or loops.as_call() is None else loops
 
 
@@ -691,7 +691,7 @@ def _added(step: LoweredStep) -> LoweredStep:
     was: the other gradient is there.
     """
     graph = step.graph
-    kept = step.handed_out
+    kept = step.returned_buffers
     nodes: list[tuple[Node, tuple[Call, ...]]] = []
     where: dict[str, int] = {}
     gone: set[str] = set()

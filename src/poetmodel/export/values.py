@@ -25,7 +25,7 @@ def check_values(step: LoweredStep) -> None:
     A constant may hold minus infinity, as masks of attention do, and tables of byte inputs hold
     whatever a model makes of a byte. A momentum buffer without a value yet is all NaN.
     """
-    parts = (step, *step.beside)
+    parts = (step, *step.evaluation_steps)
     check_finite(step.graph.name, (name for part in parts for name in _find_not_finite(part)))
 
 

@@ -99,6 +99,7 @@ class Execution:
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
+        """Begin before the first stage, with nothing in RAM."""
         self.graph = graph
         self.limit_bytes = limit_bytes
         self.sizes = graph.tensor_bytes
@@ -206,6 +207,7 @@ class StagedExecution(Execution):
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
+        """Begin before the first stage. `limit_bytes` limits tensors and workspaces [B]."""
         super().__init__(graph, limit_bytes)
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
@@ -378,6 +380,7 @@ class _Retention(StagedExecution):
         demand: Callable[[int], Iterable[int]],
         stored: Collection[int],
     ) -> None:
+        """Store the rules of `retain`, and find the evictable tensors and their last reads."""
         super().__init__(graph)
         self.keep, self.demand, self.stored = keep, demand, stored
         self.evictable_tensors = evictable_tensors(graph)

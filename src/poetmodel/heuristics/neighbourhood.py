@@ -114,6 +114,10 @@ class LargeNeighbourhoodSearch:
     """
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
+        """Begin with keep-all in one trajectory.
+
+        In three if paging and recomputing are possible.
+        """
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.rng = Random(seed)  # noqa: S311 - no secret depends on it

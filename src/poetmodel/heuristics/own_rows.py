@@ -20,6 +20,7 @@ class OwnRows:
     """The rows of a problem's user-defined constraints, by the decisions that they count."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
+        """Index the terms of `limits` by decision, and collect the rewarded decisions."""
         self.limits = tuple(limits)
         self.slacks = [limit.upper for limit in limits]
         self.units: list[float] = []

@@ -73,6 +73,7 @@ class PartialSchedule:
         working: Graph | None = None,
         rows: OwnRows | None = None,
     ) -> None:
+        """Begin with keep-all and add `restorations`. Use of `rows` is tracked if given."""
         self.graph = graph
         self.working = working_graph(graph, read_in_place=False) if working is None else working
         """The working graph of the problem, in which state tensors are inputs on storage."""

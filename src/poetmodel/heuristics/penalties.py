@@ -53,6 +53,7 @@ class PenalizedObjective:
     """The objective and the limits of a problem, as prices of decisions and scores."""
 
     def __init__(self, problem: Problem) -> None:
+        """Collect the prices of the objective and of the use of limits."""
         self.problem = problem
         objective, energy = problem.objective, problem.energy
         self.objective = objective.coefficients

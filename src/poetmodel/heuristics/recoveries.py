@@ -62,6 +62,7 @@ class Recoveries:
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
+        """Read the prices and the present peaks; recoveries are computed on demand."""
         self.rules = rules
         self.relieved_stage = relieved_stage
         self.partial = rules.partial

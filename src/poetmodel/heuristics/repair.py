@@ -86,9 +86,9 @@ class Repair:
     only."""
     obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
     """Obstacles to dropping restorations. Repairs of one partial schedule share them, so that a
-    restoration is tried again only if its obstacle is gone."""
+    restoration is tried again only if its obstacle no longer exists."""
     paged_only: set[int] = field(default_factory=set)
-    """Stages in which nothing is recomputed any more, because it did not fit."""
+    """Stages in which no node is recomputed any more, because its recomputation did not fit."""
     _can_page: bool = field(init=False)
     _recompute_prices: list[float] | None = None
 
@@ -553,6 +553,7 @@ class _Relief:
     """The bytes by which evictions relieve stages above the limit."""
 
     def __init__(self, excess: np.ndarray, *, counts_bytes: bool) -> None:
+        """Index the stages with an excess above 0."""
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.largest = max(self.excess.tolist(), default=0)

@@ -72,6 +72,7 @@ class _SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
+        """Begin without a schedule, with the peak of keep-all as the lowest."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None

@@ -145,6 +145,7 @@ def _make_task(given: Problem | pyo.ConcreteModel, formulation: str | None) -> T
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
+    """Raise `InputError` if a formulation is unknown, or cannot state the problem."""
     if formulation == DEFAULT:
         return
     from poetmodel.model import FORMULATIONS

@@ -208,6 +208,7 @@ class _FittingSearch:
         options: SearchKeywords,
         clock: Request,
     ) -> None:
+        """Begin without a schedule; `clock` has the time limit of all solves."""
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.clock = solve, clock
         self.start = options.get("start")

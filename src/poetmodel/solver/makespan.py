@@ -193,6 +193,7 @@ class ShareSearch:
         return as_candidate(self.problem, schedule, planning_s=planning_s)
 
     def _is_done(self) -> bool:
+        """Return whether the gap is closed, a solve was interrupted or no time remains."""
         interrupted = any(
             outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved
         )
@@ -213,6 +214,7 @@ class ShareSearch:
         """
 
         def report(progress: SolveProgress) -> bool | None:
+            """Report the best schedule and the bound of the stated problem."""
             bound = self.bound
             if share == 0 and progress.overhead_bound is not None:
                 bound = max(bound, progress.overhead_bound)
@@ -226,6 +228,7 @@ class ShareSearch:
         return report
 
     def _make_outcome(self) -> Outcome:
+        """Return the outcome of all solves so far, with their shares in the statistics."""
         if not self.solved:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
         outcomes = [outcome for _, outcome in self.solved]
@@ -251,6 +254,7 @@ class ShareSearch:
         ).with_solves(outcomes)
 
     def _no_schedule_reason(self, last: Outcome) -> str:
+        """Return why no schedule was found, with the smallest makespan if there is a deadline."""
         if self.nearest_s is None or self.problem.deadline_s is None:
             return last.reason
         return (

@@ -301,6 +301,7 @@ class ModelProof:
         return None
 
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
+        """Return the outcome with the candidate, and bound and statistics of the raw solution."""
         form = self.form
         statistics: dict[str, Any] = {
             "columns": form.n_columns,

@@ -105,6 +105,7 @@ class Request:
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
     def __post_init__(self) -> None:
+        """Raise `InputError` with all errors of time limit, gap, threads and seed."""
         errors = []
         if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
             errors.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")

@@ -111,6 +111,7 @@ class _TotalsWriter:
     """Writes linear expressions over the variables of a model as sums over totals, in Python."""
 
     def __init__(self, model: pyo.ConcreteModel, counted: Mapping[int, _CountKey]) -> None:
+        """Count the variables of each item."""
         self.model = model
         self.graph = model.problem.graph
         self.counted = counted

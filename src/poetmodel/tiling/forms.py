@@ -14,12 +14,12 @@ from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import (
     Loops,
     call_refs,
-    columns_of,
     loops_by_name,
     loops_of,
     named_arguments,
-    pointers,
+    pointer_names,
     shape_table,
+    table_columns,
     with_arguments,
 )  # fmt: skip
 from poetmodel.tiling.int8_forms import INT8_FORMS, INT8_PRODUCTS
@@ -73,7 +73,7 @@ def steps_of(sizes: Sequence[int]) -> list[int]:
 
 def _read_update(call: Call) -> Loops:
     size = named_arguments(call)["n"]
-    names = pointers(call)
+    names = pointer_names(call)
     steps = tuple((int(name not in _NUMBERS),) for name in names)
     return Loops(call=call, sizes=(size,), refs=call_refs(call), steps=steps)
 
@@ -83,13 +83,13 @@ def _write_update(loops: Loops) -> Call | None:
 
 
 def _read_bits(call: Call) -> Loops:
-    sizes, *steps = columns_of(named_arguments(call)["shape"])
-    steps.insert(pointers(call).index("bits"), tuple(steps_of(sizes)))
+    sizes, *steps = table_columns(named_arguments(call)["shape"])
+    steps.insert(pointer_names(call).index("bits"), tuple(steps_of(sizes)))
     return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=tuple(steps))
 
 
 def _write_bits(loops: Loops) -> Call | None:
-    pairs = zip(pointers(loops.call), loops.steps, strict=True)
+    pairs = zip(pointer_names(loops.call), loops.steps, strict=True)
     table = shape_table((loops.sizes, *(steps for name, steps in pairs if name != "bits")))
     return None if table is None else with_arguments(loops, {"shape": table})
 
@@ -102,7 +102,7 @@ def _read_planes(call: Call) -> Loops:
     listed = given["steps"]
     width = len(listed) // len(names)
     steps = {name: listed[k * width : (k + 1) * width] for k, name in enumerate(names)}
-    others = {name: (0, 1, *[0] * (width - 2)) for name in pointers(call)}
+    others = {name: (0, 1, *[0] * (width - 2)) for name in pointer_names(call)}
     return loops_by_name(
         call, (given["batch"], given["channels"], *[0] * (width - 2)), others | steps
     )
@@ -111,7 +111,7 @@ def _read_planes(call: Call) -> Loops:
 def _write_planes(loops: Loops) -> Call | None:
     names, listed = _PLANES[loops.call.kernel], list(named_arguments(loops.call)["steps"])
     width = len(listed) // len(names)
-    for name, steps in zip(pointers(loops.call), loops.steps, strict=True):
+    for name, steps in zip(pointer_names(loops.call), loops.steps, strict=True):
         if name in names:
             listed[names.index(name) * width : (names.index(name) + 1) * width] = steps
     if len(loops.sizes) != width:
@@ -172,10 +172,12 @@ def _write_convolution(loops: Loops) -> Call | None:
     call, given = loops.call, named_arguments(loops.call)
     old, depthwise = ConvolutionSizes(*given["shape"]), "depthwise" in loops.call.kernel
     batch, results, channels, *_ = loops.sizes
-    steps = {_ROLES[n]: s for n, s in zip(pointers(call), loops.steps, strict=True) if n in _ROLES}
+    steps = {
+        _ROLES[n]: s for n, s in zip(pointer_names(call), loops.steps, strict=True) if n in _ROLES
+    }
     changes: dict[str, Argument] = {"count": results}
     if "strides" in given:
-        names = [name for name in pointers(call) if name in _ROLES]
+        names = [name for name in pointer_names(call) if name in _ROLES]
         changes["strides"] = tuple(
             step for name in names for step in _four(steps[_ROLES[name]], _ROLES[name])
         )

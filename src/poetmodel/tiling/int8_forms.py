@@ -13,9 +13,9 @@ from poetmodel.lowered.loops import (
     Loops,
     call_refs,
     loops_by_name,
-    merged,
+    merge_dimensions,
     named_arguments,
-    pointers,
+    pointer_names,
     with_arguments,
 )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _read_sum(call: Call) -> Loops:
 
 
 def _write_sum(loops: Loops) -> Call | None:
-    rows = merged((loops.sizes, *loops.steps)) or [[1, *(1 for _ in loops.refs)]]
+    rows = merge_dimensions((loops.sizes, *loops.steps)) or [[1, *(1 for _ in loops.refs)]]
     ((size, *steps), *others) = rows
     return None if others or {*steps} != {1} else with_arguments(loops, {"n": size})
 
@@ -306,7 +306,7 @@ def _taps(size: int, step: int) -> Numbers:
 
 
 def _write_channelwise(loops: Loops) -> Call | None:
-    given, names = named_arguments(loops.call), pointers(loops.call)
+    given, names = named_arguments(loops.call), pointer_names(loops.call)
     sizes, count = ConvolutionSizes(*given["shape"]), loops.sizes[1]
     if len(loops.sizes) != len(_CONVOLUTION):
         return None
@@ -358,7 +358,7 @@ def _read_update(call: Call) -> Loops | None:
 
 
 def _write_update(loops: Loops) -> Call | None:
-    given, names = named_arguments(loops.call), pointers(loops.call)
+    given, names = named_arguments(loops.call), pointer_names(loops.call)
     results, inner = given["results"], given["inner"]
     steps = {name: step for name, step in zip(names, loops.steps, strict=True) if name != "scale"}
     if len(loops.sizes) != len(_ROWS) or {*steps.values()} != {(inner, 1)}:

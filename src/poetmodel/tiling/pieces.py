@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.graph import Node, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.kernels import written_refs
 from poetmodel.tiling.slices import BYTE, ChannelLayout, View
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _PieceCalls:
 
     @property
     def written(self) -> set[str]:
-        return {ref.buffer for call in self.calls for ref in changed(call)}
+        return {ref.buffer for call in self.calls for ref in written_refs(call)}
 
 
 class Expansion:
@@ -263,7 +263,7 @@ class Expansion:
             for name in call.buffers
             if name in self._units and self._units[name][0].replaces is None
         }
-        calls = [call.renamed(now) for call in part.calls]
+        calls = [call.with_buffers(now) for call in part.calls]
         pairs, outputs = [], []
         for unit in (unit for unit, writers in self._writers.items() if p in writers):
             tensor, name, of = self._units[unit]

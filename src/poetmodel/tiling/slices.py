@@ -7,8 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.kernels import changed
-from poetmodel.lowered.loops import Loops, call_refs, pointers
+from poetmodel.lowered.kernels import written_refs
+from poetmodel.lowered.loops import Loops, call_refs, pointer_names
 from poetmodel.tiling.forms import PRODUCTS, SUMMED, is_weight, read_loops, steps_of, write_call
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class Channels:
 
     def is_weight(self, number: int, *, is_state: bool) -> bool:
         """Return whether a tensor of a product is its weights, or their gradient."""
-        own = pointers(self.loops.call)[number]
+        own = pointer_names(self.loops.call)[number]
         return self.is_product and (is_state if own in ("a", "b") else is_weight(own))
 
     @property
     def bits(self) -> int | None:
         """Which tensor has bits, in the order of the loops."""
-        names = pointers(self.loops.call)
+        names = pointer_names(self.loops.call)
         return names.index("bits") if "bits" in names else None
 
     def total(self, number: int, elements: int) -> int:
@@ -101,14 +101,14 @@ class Channels:
             if step and layout.step % step == 0 and size * step > layout.span:
                 inside = layout.span // step
                 if size % inside == 0:
-                    return Channels(loops.part(d, 0, rows=inside, count=1))
+                    return Channels(loops.subset(d, 0, rows=inside, count=1))
         return self
 
     def may_part(self, dimension: int) -> bool:
         """Return whether parts of a dimension, one after the other, do what all of it does."""
         if dimension in self.sums:
             return True
-        written = changed(self.loops.call)
+        written = written_refs(self.loops.call)
         return all(
             self.loops.steps[number][dimension]
             for number, ref in enumerate(call_refs(self.loops.call))

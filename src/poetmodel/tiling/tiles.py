@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Call, Ref
-from poetmodel.lowered.fusing import fused, parted
-from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
+from poetmodel.lowered.kernels import written_refs
 from poetmodel.lowered.tables import LOOKUP
 from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
@@ -51,17 +51,17 @@ def different_tiles(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[i
 
     A size whose slices are those of an earlier size is left out.
     """
-    whole = parted(step)
+    whole = split_fused_updates(step)
     known: list[object] = []
     for tile_bytes in sizes:
-        kept = set(step.handed_out)
+        kept = set(step.returned_buffers)
         while True:
             try:
                 tiling = _Tiling(whole, tile_bytes, kept)
                 if tiling.identity in known:
                     break
                 known.append(tiling.identity)
-                yield tile_bytes, fused(tiling.step()) if tiling.slices else step
+                yield tile_bytes, fuse_updates(tiling.step()) if tiling.slices else step
             except UnsliceableError as found:
                 kept |= found.buffers
             else:
@@ -75,7 +75,7 @@ def tiled_floor_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resi
     since fused updates have other gradients. State takes none if it is read `in_place` on storage,
     and all of it is in RAM if it is `resident`. Sizes are rounded up to the alignment.
     """
-    tiling = _Tiling(parted(step), 0, set(step.handed_out))
+    tiling = _Tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
     state = {graph.tensors[i].name for i in graph.state_tensors}
     apart = state if in_place or resident else set()
@@ -127,7 +127,7 @@ class _Tiling:
         self._layouts: dict[str, ChannelLayout] = {}
         self._totals: dict[str, int] = {}
         calls = (call for of_node in step.calls for call in of_node if call.kernel == LOOKUP)
-        self._converted = {ref.buffer for call in calls for ref in changed(call)}
+        self._converted = {ref.buffer for call in calls for ref in written_refs(call)}
         """Inputs of bytes, as real numbers."""
         self._find_layouts()
         self._is_free = self._free()
@@ -365,7 +365,7 @@ class _Tiling:
         if channels is None or not self.slices.keys() & {*call.buffers}:
             return None
         split, dimensions = self._dimensions(channels)
-        refs, written = split.loops.refs, changed(call)
+        refs, written = split.loops.refs, written_refs(call)
         views: dict[int, tuple[str, int]] = {}
         axes: dict[int, Axis] = {}
         results = {d for number, d in dimensions.items() if refs[number] in written}

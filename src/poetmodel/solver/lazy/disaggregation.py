@@ -193,6 +193,7 @@ class _Disaggregator:
         decisions: GroupDecisions,
         last_stages: Sequence[int],
     ) -> None:
+        """Index the decisions by group."""
         self.graph = graph
         self.last_stages = last_stages
         self.grouping = grouping

@@ -183,8 +183,8 @@ def kept_spans(
             reader_nodes = readers.get(event)
             if reader_nodes:
                 spans.append((first_stage - 1, reader_nodes[0], level))
-                brought = _restored_level(relaxation, x, event, i, k)
-                spans.append((reader_nodes[0], reader_nodes[-1], min(1.0, level + brought)))
+                restored = _restored_level(relaxation, x, event, i, k)
+                spans.append((reader_nodes[0], reader_nodes[-1], min(1.0, level + restored)))
                 after = reader_nodes[-1]
             else:
                 spans.append((first_stage - 1, last_stage, level))

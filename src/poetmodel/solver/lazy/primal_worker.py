@@ -69,6 +69,7 @@ class PrimalWorker:
     """
 
     def __init__(self, session: Session) -> None:
+        """Prepare the thread that supervises the process. Nothing starts before entry."""
         self.session = session
         self.is_running = threading.Event()
         """Set while the process is running."""
@@ -196,6 +197,7 @@ class PrimalSearch:
     def __init__(
         self, job: WorkerJob, problem: Problem, request: Request, params: LazyParams
     ) -> None:
+        """Begin a session in the worker process, which sends its better schedules."""
         self.job = job
         request = replace(request, started_s=time.monotonic(), wall_end_s=None)
         request = replace(request, on_progress=self._report)

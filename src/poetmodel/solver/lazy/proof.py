@@ -158,6 +158,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
     meets_deadline = False
 
     def watch(progress: SolveProgress) -> bool:
+        """Report the bound; return False once a schedule meets the deadline or the user stops."""
         nonlocal meets_deadline
         meets_deadline = meets_deadline or (
             progress.overhead is not None and progress.overhead <= max_overhead

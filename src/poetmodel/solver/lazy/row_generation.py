@@ -47,6 +47,7 @@ class RowGeneration:
     """The rounds of one session, which starts with the rows of a grouping."""
 
     def __init__(self, session: Session, grouping: Grouping) -> None:
+        """Begin without a relaxation."""
         self.session = session
         self.grouping = grouping
         self.primal = PrimalHeuristic(session, max_repair_s=REPAIR_S)

@@ -187,6 +187,7 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
         groups.setdefault(key, []).append(number)
 
     def conflicts(kept: list[Any]) -> bool | None:
+        """Solve a form with the rows of some groups only; None if that is undecided in time."""
         rows = sorted(number for key in kept for number in groups[key])
         left_s = min(ends_s - time.monotonic(), SOLVE_FRACTION * time_limit)
         if left_s <= 0:

@@ -229,7 +229,7 @@ def _sharing(step: LoweredStep, kind: str, inference: LoweredStep) -> LoweredSte
     """Return a forward pass without values that the step has; those of one name get another."""
     own, others = {}, {}
     there = dict(step.values)
-    for part in step.beside:
+    for part in step.evaluation_steps:
         there.update(part.values)
     for name, values in inference.values.items():
         known = there.get(name)
@@ -241,7 +241,9 @@ def _sharing(step: LoweredStep, kind: str, inference: LoweredStep) -> LoweredSte
 
     return replace(
         inference,
-        calls=tuple(tuple(call.renamed(others) for call in calls) for calls in inference.calls),
+        calls=tuple(
+            tuple(call.with_buffers(others) for call in calls) for calls in inference.calls
+        ),
         buffers={others.get(name, name): buffer for name, buffer in inference.buffers.items()},
         values=own,
     )

@@ -22,7 +22,7 @@ from poetmodel.lowered.calls import (
     ScaledLearningRate,
 )
 from poetmodel.lowered.kernels import kernel_names, parameters
-from poetmodel.lowered.loops import RANK, merged
+from poetmodel.lowered.loops import RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
 
@@ -252,7 +252,9 @@ def table(op: Lowering, *looks: StridedView, in_order: bool = False) -> tuple[in
         dimensions.sort(key=lambda dimension: -abs(dimension[1]))
     if any(size == 0 for size, *_ in dimensions):
         return (1, 0, *(0 for _ in looks))
-    rows = merged(list(zip(*reversed(dimensions), strict=True))) or [[1, *(0 for _ in looks)]]
+    rows = merge_dimensions(list(zip(*reversed(dimensions), strict=True))) or [
+        [1, *(0 for _ in looks)]
+    ]
     if len(rows) > RANK:
         op.refuse(f"expected at most {RANK} dimensions that lie apart, got {len(rows)}")
     return (len(rows), *(number for row in rows for number in row))

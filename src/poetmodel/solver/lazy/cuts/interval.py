@@ -160,6 +160,7 @@ class _FractionalPoint:
     """A fractional point, with sums over groups for fast evaluation of intervals."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
+        """Sum the point's decisions over groups."""
         self.relaxation = relaxation
         self.x = x
         self.graph = relaxation.problem.working_graph

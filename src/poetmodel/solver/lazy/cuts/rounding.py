@@ -49,6 +49,7 @@ class RoundingSeparator:
         max_sums: int,
         is_out_of_time: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Store the limits of the enumeration; rows are computed on first use."""
         self.relaxation = relaxation
         self.max_sums = max_sums
         self.is_out_of_time = is_out_of_time
