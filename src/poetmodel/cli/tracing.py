@@ -356,8 +356,8 @@ def _step_facts(
     if is_onnx(what):
         return onnx.step(sizes.batch), replace(sizes, batch=None)
     said = onnx.step()
-    if said.given and not is_captured(what):
-        raise InputError(f"{said.given[0]}: only applies to ONNX files; {what} is not one")
+    if said.given_options and not is_captured(what):
+        raise InputError(f"{said.given_options[0]}: only applies to ONNX files; {what} is not one")
     return said, sizes
 
 
