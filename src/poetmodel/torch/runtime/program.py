@@ -130,12 +130,12 @@ class StepWriter(Rewriter):
             return
         if op == Op.PAGE_OUT:
             newest = self._current.get(places[0]) or self.value(self._shown[places[0]])
-            self.graph.call_method("out", (self._pages, number, newest))
+            self.graph.call_method("page_out", (self._pages, number, newest))
         else:
             self._page_in(number)
 
     def _page_in(self, number: int) -> None:
-        new = self.graph.call_method("into", (self._pages, number))
+        new = self.graph.call_method("page_in", (self._pages, number))
         alone = len(self.parts.storages[number].layouts) == 1
         for place in self.places(number):
             output = new if alone else self.graph.call_function(operator.getitem, (new, place[1]))

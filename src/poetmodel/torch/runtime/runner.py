@@ -79,7 +79,7 @@ class Runner:
         if homes is None and (away or kept):
             on_storage = frozenset(away.values())
             self.homes = StateStore(trace, on_storage, folder=folder or ".", rollback=rollback)
-        view = {} if self.homes is None else self.homes.view(trace)
+        view = {} if self.homes is None else self.homes.numbers_of(trace)
         self._away = {index: view[number] for index, number in away.items()}
         """The numbers in the state file of state on storage, and of what replaces it."""
         self.waits = rollback and (self.file is not None or bool(trace.joint.checked))
@@ -182,7 +182,9 @@ class Runner:
         """Put back the state of before a step that failed, or say that it is torn."""
         if self.homes is not None:
             self.homes.rollback()
-        if self._state is not None and not (self.homes is not None and self.homes.has_two):
+        if self._state is not None and not (
+            self.homes is not None and self.homes.has_two_generations
+        ):
             error.add_note(TORN)
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
