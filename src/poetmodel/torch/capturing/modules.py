@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.errors import RAISED, CaptureError, chain
+from poetmodel.torch.errors import RAISED, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -492,7 +492,7 @@ class Leftovers:
         PyTorch runs the model several times, and fails where the code keeps what the first run
         made: so from now on `forget` takes it away before the next run.
         """
-        for link in chain(error):
+        for link in exception_chain(error):
             traceback.clear_frames(link.__traceback__)  # their variables are kept by no code
         gc.collect()  # nor is what only holds itself
         removals = self.take_away()

@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.python_values import (
     form_of,
     has_tensors,
 )
-from poetmodel.torch.errors import CaptureError, CodeOrigin, origin_of, shown_line
+from poetmodel.torch.errors import CaptureError, CodeOrigin, code_origin, format_source_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -333,12 +333,12 @@ class StateChanges:
             if spot not in tracer.lines:
                 continue
             line, (old, new) = tracer.lines[spot], tracer.values[spot]
-            if by_users and origin_of(line[0]) is not CodeOrigin.USER:
+            if by_users and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
             how = f"sets {watched.shown(key)} to {describe(new)}"
             if old is not ABSENT:
                 how = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
-            faults.append(f"{how} at {shown_line(*line)}")
+            faults.append(f"{how} at {format_source_line(*line)}")
         if not faults and not by_users:
             faults = [f"changes {watched.shown(key)}" for watched, key in places]
         if faults:
@@ -376,7 +376,7 @@ class _ChangeTracer:
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         path = frame.f_code.co_filename
-        if origin_of(path) not in _FOLLOWED:
+        if code_origin(path) not in _FOLLOWED:
             return None
         self._compare()
         if event in ("call", "line", "return"):

@@ -29,7 +29,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import RAISED, chain, user_line
+from poetmodel.torch.errors import RAISED, exception_chain, running_user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class KnownValues:
                 expression=expression,
                 value=value,
                 what=_WORDS.get(by, "value that is read"),
-                line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
+                line=running_user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
     def check(self, function: Any, tensor: torch.Tensor) -> None:
@@ -474,7 +474,7 @@ class FiniteChecks:
     def note(self, answer: torch.Tensor, *, expected: bool) -> None:
         """Take an answer that nobody can know yet."""
         self._answers.append(answer if expected else answer.logical_not())
-        line = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
+        line = running_user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
         self.lines[line or "an unknown line"] = None
 
 
@@ -531,4 +531,4 @@ class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
 
 def is_unknown(error: BaseException) -> bool:
     """Whether a capture has ended because a value was read that it does not know."""
-    return any(isinstance(link, DataDependentOutputException) for link in chain(error))
+    return any(isinstance(link, DataDependentOutputException) for link in exception_chain(error))

@@ -15,11 +15,11 @@ from poetmodel.device import Device
 from poetmodel.device.hardware import Compute
 from poetmodel.torch.cache import (
     Cache,
-    UnknownError,
+    NoKeyError,
     digest,
     host_key,
-    operations_form,
-    tensor_form,
+    plain_layout,
+    plain_operations,
 )
 from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, profiles_on_made_up
 from poetmodel.torch.graph.tensors import fake, tensors_in
@@ -78,11 +78,11 @@ class Profiles:
 
     def _key(self, joint: JointGraph) -> str | None:
         """Return an identifier of a graph on this host; None for one of unknown values."""
-        given = [list(map(tensor_form, tensors_in(fake(node)))) for node in joint.arguments]
-        with suppress(UnknownError):
+        given = [list(map(plain_layout, tensors_in(fake(node)))) for node in joint.arguments]
+        with suppress(NoKeyError):
             return digest(
                 host_key(),
-                operations_form(joint.graph),
+                plain_operations(joint.graph),
                 given,
                 self._profiler.timed,
                 self._is_generated is not None,

@@ -19,8 +19,8 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal, unit_remark
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.torch.compile_cache import Schedules, is_settled
-from poetmodel.torch.compiled import of_solve
+from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
+from poetmodel.torch.compiled import solve_progress_callback
 from poetmodel.torch.dynamo.costs import CALL_S, machine_rates, this_machine
 from poetmodel.torch.dynamo.joint_graph import sizes_of
 from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
@@ -569,11 +569,11 @@ def _solved_here(
     If the first part of the time brings no schedule, the solve ends, unless the schedule of the
     least RAM fits.
     """
-    schedules = Schedules(wanted.cache)
+    schedules = CachedSchedules(wanted.cache)
     known = None if regions else schedules.result(problem, gap=wanted.gap)
-    if known is not None and is_settled(known, within_s=wanted.time_limit):
+    if known is not None and is_final_result(known, time_limit_s=wanted.time_limit):
         return known
-    shown = of_solve(call.tell)
+    shown = solve_progress_callback(call.tell)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         shown(progress)
@@ -615,7 +615,7 @@ def _solved_here(
         result = run(call.left_s(), start)
     # Another call would not have more time for it.
     result = replace(result, time_limit_s=wanted.time_limit)
-    schedules.keep(result)
+    schedules.store(result)
     return result
 
 
