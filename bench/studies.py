@@ -28,6 +28,7 @@ STUDIES: Final = {
     "library": "pytorch.compare:LIBRARY",
     "coverage": "pytorch.coverage:STUDY",
     "processes": "pytorch.processes:STUDY",
+    "floors": "pytorch.floors:STUDY",
 }
 """Where each study is. Those from ``mcu`` on need PyTorch."""
 

@@ -307,7 +307,7 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
     if result is None or simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
     table = result.problem.table
-    parts = () if table.commit is None else table.commit.parts
+    parts = () if table.commit is None else table.commit.replacements
     outs = {i: times for i, times in simulation.page_outs.items() if i not in parts}
     paid = (table.transfer_totals(simulation.page_ins, outs), table.commit_totals())
     return {

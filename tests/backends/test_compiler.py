@@ -223,9 +223,9 @@ def _gapped(domain):
         ),
         (_foreign, "far: belongs to another model"),
         (_removed, "gone: belongs to another model, or to none"),
-        (_gapped(pyo.RangeSet(0, 10, 5)), "stepped: the domain has gaps"),
-        (_gapped(pyo.RangeSet(0.5, 3.5, 1)), "stepped: the domain has gaps"),
-        (_gapped(pyo.Set(initialize=[1, 2, 7])), "stepped: the domain has gaps"),
+        (_gapped(pyo.RangeSet(0, 10, 5)), "stepped: the domain is neither"),
+        (_gapped(pyo.RangeSet(0.5, 3.5, 1)), "stepped: the domain is neither"),
+        (_gapped(pyo.Set(initialize=[1, 2, 7])), "stepped: the domain is neither"),
         (lambda m: m.x[1].fix(), r"x\[1\]: is fixed but has no value"),
         (
             lambda m: m.add_component("c", pyo.Constraint(expr=math.nan * m.x[0] + m.x[1] <= 1)),
@@ -282,7 +282,7 @@ def test_load_values_writes_back(model):
     with pytest.raises(BackendError, match="b must be whole"):
         load_values(form, [1.0, 1.0, 0.5])
     assert (model.x[0].value, model.b.value) == (1.5, 1)
-    with pytest.raises(ModelError, match="made of arrays"):
+    with pytest.raises(ModelError, match="made from arrays"):
         load_values(StandardForm.from_arrays([[1.0]], [1.0]), [1.0])
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poetmodel.backends.gurobi import _failure, _model
+from poetmodel.backends.gurobi import _model, _translate_error
 from poetmodel.errors import BackendError, BackendUnavailableError, LicenceError
 
 pytestmark = pytest.mark.gurobi
@@ -20,7 +20,7 @@ def error(name):
 
 def test_too_large_for_the_licence():
     """The refusal names the limits, the model's sizes, and the way to another back end."""
-    ours = _failure(gurobipy, error("SIZE_LIMIT_EXCEEDED"), MODEL)
+    ours = _translate_error(gurobipy, error("SIZE_LIMIT_EXCEEDED"), MODEL)
     assert isinstance(ours, BackendUnavailableError)
     assert "2,000 variables and 2,000 constraints" in str(ours)
     assert "this model has 2,345 and 20,001" in str(ours)
@@ -38,7 +38,7 @@ def test_too_large_for_the_licence():
 )
 def test_other_errors(name, error_class, words):
     """Licence troubles leave the back end unavailable; what is not its fault is a failure."""
-    ours = _failure(gurobipy, error(name), MODEL)
+    ours = _translate_error(gurobipy, error(name), MODEL)
     assert type(ours) is error_class
     assert words in str(ours)
 

@@ -21,7 +21,7 @@ from poetmodel.backends import (
 )
 from poetmodel.backends.call import SolverCall
 from poetmodel.backends.compiler import compile_model
-from poetmodel.backends.highs import Highs, _is_misfit, fresh_scheduler
+from poetmodel.backends.highs import Highs, _is_misfit, reset_scheduler
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError, InputError
 from poetmodel.model import build
@@ -161,11 +161,11 @@ def test_scheduler_is_renewed_but_not_from_a_callback():
     """Every solve gets a fresh scheduler, except one inside another's callback."""
     resets = []
     fake = SimpleNamespace(Highs=SimpleNamespace(resetGlobalScheduler=resets.append))
-    fresh_scheduler(fake)
+    reset_scheduler(fake)
     assert resets == [True]
-    Highs().solve(SMALL, Limits(), on_progress=lambda _: fresh_scheduler(fake))
+    Highs().solve(SMALL, Limits(), on_progress=lambda _: reset_scheduler(fake))
     assert resets == [True]
-    fresh_scheduler(fake)
+    reset_scheduler(fake)
     assert resets == [True, True]
 
 
@@ -201,8 +201,8 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch, misled_by):
         runs.append((call.options.get("presolve"), call.start is not None))
         if len(runs) > 1:
             return run(self, call)
-        call.solution(-5.0, lambda: np.zeros(form.n_columns), -5.0)
-        call.tick(1e6)
+        call.report_solution(-5.0, lambda: np.zeros(form.n_columns), -5.0)
+        call.report_progress(1e6)
         return RawSolution(status=SolverStatus.INTERRUPTED), misled_by
 
     def enough(progress):

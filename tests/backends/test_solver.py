@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from poetmodel.backends import Limits, RawSolution, SolverStatus, run_interruptibly
-from poetmodel.backends.call import SolverCall, finite
+from poetmodel.backends.call import SolverCall, finite_or_none
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.clock import check_time_limit, time_limit
@@ -167,7 +167,7 @@ def at(value):
 )
 def test_finite(value, kept):
     """Solvers' ways to say none all become None."""
-    assert finite(value) == kept
+    assert finite_or_none(value) == kept
 
 
 @pytest.mark.parametrize(("sense", "values"), [(MINIMIZE, [5, 6, 4, 4]), (MAXIMIZE, [5, 4, 6, 6])])
@@ -176,7 +176,7 @@ def test_only_better_solutions_are_reported(sense, values):
     seen = []
     call = SolverCall(unlimited(sense), Limits(), seen.append)
     for value in values:
-        call.solution(value, lambda value=value: at(value + 1e-7))
+        call.report_solution(value, lambda value=value: at(value + 1e-7))
     assert [news.incumbent for news in seen] == [values[0], values[2]]
     assert [None if news.x is None else news.x[0] for news in seen] == [values[0], values[2]]
 
@@ -186,15 +186,15 @@ def test_bounds_never_slacken():
     seen = []
     call = SolverCall(unlimited(), Limits(), seen.append)
     for bound, objective in ((1.0, 9.0), (0.5, 8.0), (None, 7.0), (2.0, 6.0)):
-        call.solution(objective, lambda: at(0.0), bound)
+        call.report_solution(objective, lambda: at(0.0), bound)
     assert [news.bound for news in seen] == [1.0, 1.0, 1.0, 2.0]
     seen.clear()
     call = SolverCall(unlimited(), Limits(), seen.append)
     for _ in range(100):
-        call.tick(1.0)
+        call.report_progress(1.0)
     assert len(seen) < 10
     threading.Event().wait(0.15)
-    call.tick(2.0)
+    call.report_progress(2.0)
     assert (seen[-1].bound, seen[-1].x) == (2.0, None)
     assert SolverCall(unlimited(), Limits()).remaining_s is None
     call = SolverCall(unlimited(), Limits(time_s=1e-9))
@@ -207,7 +207,7 @@ def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense, bound):
     """With a cutoff, no bound says more than that nothing is better than it."""
     seen = []
     call = SolverCall(unlimited(sense), Limits(objective_cutoff=5.0), seen.append)
-    call.solution(9.0, lambda: at(0.0), bound)
+    call.report_solution(9.0, lambda: at(0.0), bound)
     assert seen[0].bound == 5.0
 
 
@@ -267,7 +267,7 @@ def test_result_comes_back():
         run_interruptibly(check_time_limit, threading.Event())
     stop, over = threading.Event(), threading.Event()
     with pytest.raises(TimeLimitError):
-        run_interruptibly(over.wait, stop, most_s=0.0)
+        run_interruptibly(over.wait, stop, max_s=0.0)
     assert stop.is_set()
     over.set()
 
@@ -282,9 +282,9 @@ def solve():
 def endless():
     threading.Event().wait()
 if {solve} is endless:
-    worker._MOST_AT_EXIT_S = 0.2
+    worker._MAX_AT_EXIT_S = 0.2
 try:
-    run_interruptibly({solve}, threading.Event(), most_s=0.0)
+    run_interruptibly({solve}, threading.Event(), max_s=0.0)
 except TimeLimitError:
     print("left")
 """

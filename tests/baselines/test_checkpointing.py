@@ -21,10 +21,10 @@ from poetmodel.baselines.paging import Overhead
 from poetmodel.baselines.pofo import (
     Action,
     ActionPrefix,
+    actions_to_schedule,
     best_actions,
-    layers_of,
+    chain_layers,
     pofo,
-    schedule_of,
 )
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -142,7 +142,10 @@ def test_state_is_freed_and_recomputed_where_it_takes_too_much():
         chain, costs = Chain(graph), chain_costs(graph)
         slots = range(1, len(chain.steps) + 1)
         least = [
-            min(simulate(graph, None, revolve(chain, n, freed=freed)).peak_ram_bytes for n in slots)
+            min(
+                simulate(graph, None, revolve(chain, n, frees_states=freed)).peak_ram_bytes
+                for n in slots
+            )
             for freed in (False, True)
         ]
         only_freed += least[1] < least[0]
@@ -286,7 +289,7 @@ STAYING = (Action.KEEP, Action.OFFLOAD)
 
 def planned_s(problem, table, actions):
     """Return the makespan of the plan for some actions; None where they take too much RAM."""
-    schedule = schedule_of(table, ActionPrefix(actions=actions))
+    schedule = actions_to_schedule(table, ActionPrefix(actions=actions))
     simulation = verify(problem, schedule).simulation
     fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
     return simulation.makespan_s if fits else None
@@ -310,7 +313,7 @@ def test_no_choice_of_actions_is_quicker(seed):
         every = itertools.product(STAYING, repeat=len(table.chain.steps) - 1)
         times = [planned_s(problem, table, (*actions, Action.KEEP)) for actions in every]
         least = min((time for time in times if time is not None), default=None)
-        layers = tuple(layers_of(problem, table.chain, Overhead.PUBLISHED))
+        layers = tuple(chain_layers(problem, table.chain, Overhead.PUBLISHED))
         found = best_actions(layers, ram, STAYING, lambda *_: math.inf)
         if found is None:
             assert least is None

@@ -236,7 +236,7 @@ def test_run_that_thrashes_is_given_up(monkeypatch):
     graph = training_chain([2] + [2] * 60, reads_own=False)
     problem = Problem(graph, chain_costs(graph), ram=9)
     assert len(dtr(problem).R) > 13 * len(graph.nodes)
-    monkeypatch.setattr("poetmodel.baselines.dtr.THRASHING", 10)
+    monkeypatch.setattr("poetmodel.baselines.dtr.MAX_PASSES", 10)
     with pytest.raises(
         MethodNotApplicableError, match="it thrashes: the compute time of 10 single passes"
     ):

@@ -13,7 +13,7 @@ from kit.instances import random_training_graph, seeded
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import recompute_once
 from poetmodel.baselines.capuchin import capuchin
-from poetmodel.baselines.paging import Gap, execute_gaps
+from poetmodel.baselines.paging import IdleInterval, execute_evictions
 from poetmodel.baselines.pofo import pofo
 from poetmodel.baselines.saved_sets import min_cut
 from poetmodel.device import Costs
@@ -121,8 +121,8 @@ class TensorAccesses:
             if best is None:
                 return None
             self.out[best[1]] = best[2]
-        pages = {Gap(*gap): how == "swap" for gap, how in self.out.items()}
-        schedule = execute_gaps(self.problem, pages)
+        pages = {IdleInterval(*gap): how == "swap" for gap, how in self.out.items()}
+        schedule = execute_evictions(self.problem, pages)
         peak = verify(self.problem, schedule).simulation.peak_ram_bytes
         return schedule if peak <= self.problem.usable_ram_bytes else None
 

@@ -99,7 +99,7 @@ def test_front_is_that_of_all_chains_of_all_lower_sets(seed):
     sets = estimates.lower_sets()
     assert len(table.sets) == len(sets)
     every = [estimates.of(chain) for chain in estimates.chains(sets)]
-    fitted = 0
+    fit_budget = 0
     for part in range(2, 9):
         limit = table.total_bytes * part // 8
         points = {(cost, saved) for cost, saved, peak in every if peak <= limit}
@@ -108,14 +108,14 @@ def test_front_is_that_of_all_chains_of_all_lower_sets(seed):
             for cost, saved in points
             if not any(c <= cost and s <= saved and (c, s) != (cost, saved) for c, s in points)
         }
-        found = table.front(limit)
+        found = table.undominated_chains(limit)
         assert {(chain.cost_s, chain.saved_bytes) for chain in found} == best
-        fitted += bool(found)
+        fit_budget += bool(found)
         for chain in found:
             cost, saved, peak = estimates.of(chain.sets)
             assert (chain.cost_s, chain.saved_bytes) == (cost, saved)
             assert peak <= limit
-    assert fitted
+    assert fit_budget
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -128,7 +128,9 @@ def test_pruned_family_is_part_of_all_and_more_room_never_costs_more(seed):
     for part in range(1, 13):
         limit = exact.total_bytes * part // 12
         least = {
-            table: min((chain.cost_s for chain in table.front(limit)), default=math.inf)
+            table: min(
+                (chain.cost_s for chain in table.undominated_chains(limit)), default=math.inf
+            )
             for table in before
         }
         assert least[exact] <= least[pruned]
@@ -143,7 +145,7 @@ def test_chain_of_layers_by_hand():
     table = LowerSets(chain, [1.0] * len(chain.nodes))
     chains = [
         [sorted(map(table.nodes.index, nodes)) for nodes in found.sets]
-        for found in table.front(table.total_bytes * 3 // 4)
+        for found in table.undominated_chains(table.total_bytes * 3 // 4)
     ]
     assert [[0, 1], list(range(len(table.nodes)))] in chains
 

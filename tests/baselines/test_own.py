@@ -110,7 +110,7 @@ def test_decorated_function_is_a_method_of_this_process():
     assert (result.method, str(result.status), result.backend) == ("mine", "optimal", "")
     entry = method("mine")
     assert (entry.summary, entry.source) == ("Keep everything.", "me")
-    assert own.own_names() == ("mine",)
+    assert own.registered_names() == ("mine",)
     assert mine(problem_of()) == checkpoint_all(problem_of().graph)
     assert own.fingerprint(entry) != own.fingerprint(method("rotor")) == ""
 
@@ -205,7 +205,7 @@ def test_file_that_cannot_be_used(tmp_path, text, function, said):
         method(f"{path}:{function}")
     with pytest.raises(InputError, match="No such file"):
         method(f"{tmp_path / 'absent.py'}:f")
-    with pytest.raises(InputError, match=r"say which function of the file: .*bad\.py:FUNCTION"):
+    with pytest.raises(InputError, match=r"name a function of the file: .*bad\.py:FUNCTION"):
         method(str(path))
 
 
@@ -243,4 +243,4 @@ def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine, tmp_path):
     assert len((out / "cells.jsonl").read_text(encoding="utf-8").splitlines()) == count + 1
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
     refused = invoke(*command, "mine", "--out", str(out), "--quiet")
-    assert (refused.status, "known in this process alone" in refused.err) == (2, True)
+    assert (refused.status, "registered in this process only" in refused.err) == (2, True)

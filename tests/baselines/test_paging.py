@@ -24,12 +24,12 @@ from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr
 from poetmodel.baselines.homes import all_in_ram, all_on_storage, forward_only, without_state
 from poetmodel.baselines.paging import (
-    Gap,
-    execute_gaps,
-    gaps_of,
+    IdleInterval,
+    execute_evictions,
+    idle_intervals,
     lru_paging,
     offload_all,
-    within_budget,
+    require_within_budget,
     zero_offload,
 )
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
@@ -45,9 +45,9 @@ from poetmodel.schedule import checkpoint_all, simulate
 @pytest.mark.parametrize("page", [True, False])
 def test_a_gap_is_paged_or_recomputed(page):
     """The tensor is out of RAM in the gap, and comes back in the way that the plan says."""
-    (gap,) = gaps_of(skip_graph())
-    assert gap == Gap(0, 1, 3)
-    schedule = execute_gaps(skip_problem(), {gap: page})
+    (gap,) = idle_intervals(skip_graph())
+    assert gap == IdleInterval(0, 1, 3)
+    schedule = execute_evictions(skip_problem(), {gap: page})
     assert (2, 0) not in schedule.S_RAM
     assert schedule.M_in == (((3, 0),) if page else ())
     assert ((3, 0) in schedule.R) is not page
@@ -60,13 +60,13 @@ def test_without_gaps_every_stage_holds_its_working_set():
     """
     for problem in random_instances(40, (3, 8), seed=42, zero_bytes=False):
         graph = problem.graph
-        schedule = execute_gaps(problem, dict.fromkeys(gaps_of(graph), True))
+        schedule = execute_evictions(problem, dict.fromkeys(idle_intervals(graph), True))
         assert simulate(graph, None, schedule).peak_ram_bytes == floor(graph).bytes
     graph = skip_graph()
     schedule = checkpoint_all(graph)
-    assert within_budget(Problem(graph, even_costs(graph), ram=15), schedule) is schedule
+    assert require_within_budget(Problem(graph, even_costs(graph), ram=15), schedule) is schedule
     with pytest.raises(MethodNotApplicableError, match="needs 15 B at 'c', and tensors may use 14"):
-        within_budget(Problem(graph, even_costs(graph), ram=14), schedule)
+        require_within_budget(Problem(graph, even_costs(graph), ram=14), schedule)
 
 
 # -- demand paging ---------------------------------------------------------------------------------
@@ -267,10 +267,10 @@ def test_hidden_transfers_are_free_by_hand():
         graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
     )
     problem = Problem(graph, costs, ram=9, minimize="time", deadline_counts="overlap")
-    added, hidden = (_GeneticSearch(problem, 0, hidden=hidden) for hidden in (False, True))
-    assert [gap.tensor for gap in added.run()] == [1]
-    assert [gap.tensor for gap in hidden.run()] == [0]
-    assert hidden.late_s.tolist() == [0.0, 1.0]
+    added, hidden = (_GeneticSearch(problem, 0, hides_transfers=hidden) for hidden in (False, True))
+    assert [interval.tensor for interval in added.search()] == [1]
+    assert [interval.tensor for interval in hidden.search()] == [0]
+    assert hidden.unhidden_s.tolist() == [0.0, 1.0]
     best = min(verify(problem, search.schedule()).simulation.time_s for search in (added, hidden))
     assert verify(problem, swap_advisor(problem)).simulation.time_s == best
 
@@ -296,14 +296,14 @@ def test_best_of_all_swap_sets():
 
 def _least_overhead_j(problem):
     """Try every set of gaps, by the simulator."""
-    gaps = gaps_of(problem.graph)
+    gaps = idle_intervals(problem.graph)
     least = float("inf")
     for chosen in product((False, True), repeat=len(gaps)):
         plan = {gap: True for gap, out in zip(gaps, chosen, strict=True) if out}
         simulation = simulate(
             problem.graph,
             problem.costs,
-            execute_gaps(problem, plan),
+            execute_evictions(problem, plan),
             deadline_counts=problem.deadline_counts,
         )
         if simulation.peak_ram_bytes <= problem.usable_ram_bytes:

@@ -9,7 +9,7 @@ from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instance, random_instances, random_training_graph, seeded
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import rounding, run
-from poetmodel.baselines.rounding import ROUNDING_RULES, checkmate_rounding, complete
+from poetmodel.baselines.rounding import ROUNDING_RULES, checkmate_rounding, complete_schedule
 from poetmodel.errors import MethodNotApplicableError, NoScheduleError
 from poetmodel.graph import floor
 from poetmodel.problem import Problem
@@ -41,7 +41,7 @@ def test_checkpoints_are_completed_by_the_fewest_computations(seed, monkeypatch)
     for share in (0.2, 0.5, 0.8):
         up = np.array([[rng.random() < share for _ in range(shape[1])] for _ in range(shape[0])])
         checkpoints = up & (stages > made)
-        schedule = complete(graph, checkpoints)
+        schedule = complete_schedule(graph, checkpoints)
         for t in range(shape[0]):
             computed = {k for stage, k in schedule.R if stage == t}
             every = list(closed_sets(graph, t, checkpoints))

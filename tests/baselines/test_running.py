@@ -12,7 +12,7 @@ from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, own, run
 from poetmodel.baselines import running as home
-from poetmodel.baselines.engine import cheapest, fitted
+from poetmodel.baselines.engine import best_schedule, fit_budget
 from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
 from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
@@ -70,7 +70,10 @@ def test_reason_names_the_method_and_the_limit():
 def test_broken_schedule_is_a_bug_and_said_so(monkeypatch):
     """A method that breaks a rule of execution does not get away as one that does not apply."""
     broken = SimpleNamespace(
-        name="broken", by_solver=False, own=None, function=lambda: lambda _: Schedule(R=((0, 0),))
+        name="broken",
+        by_solver=False,
+        user_function=None,
+        function=lambda: lambda _: Schedule(R=((0, 0),)),
     )
     monkeypatch.setattr(home, "method", lambda _: broken)
     with pytest.raises(VerificationError, match="not computed in its own stage"):
@@ -114,7 +117,7 @@ def test_time_limit_ends_every_method_with_its_reason(name):
     """Where the time is over there is no schedule, and the result says which method and limit."""
     result = run(problem_of("75%"), name, time_limit=1e-6)
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
-    assert result.reason.startswith(f"{name}: it was not done within the time limit of ")
+    assert result.reason.startswith(f"{name}: it did not finish within the time limit of ")
     assert result.time_limit_s == 1e-6
     assert result.to_dict()["problem"]["time_limit_s"] == 1e-6
 
@@ -306,10 +309,10 @@ def test_fitted_gives_a_method_less_until_the_budget_is_kept():
         return checkpoint_all(graph)
 
     with pytest.raises(MethodNotApplicableError, match=f"needs {peak} B"):
-        fitted(tight, run)  # type: ignore[arg-type]
+        fit_budget(tight, run)  # type: ignore[arg-type]
     assert given[:3] == [peak - 2, peak - 4, peak - 6]
     loose = Problem(graph, costs, ram=peak)
-    assert fitted(loose, run) == checkpoint_all(graph)  # type: ignore[arg-type]
+    assert fit_budget(loose, run) == checkpoint_all(graph)  # type: ignore[arg-type]
 
 
 def endless():
@@ -330,10 +333,10 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
 
     rules = (partial(keep_all, problem), endless)
     with time_limit(1000):
-        schedule = cheapest(problem, rules)
+        schedule = best_schedule(problem, rules)
         assert verify(problem, schedule).valid
     with time_limit(1000), pytest.raises(TimeLimitError):
-        cheapest(problem, reversed(rules))
+        best_schedule(problem, reversed(rules))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +354,7 @@ def test_method_whose_rules_were_cut_short_met_its_time_limit(ram, rules, status
 
     @own.method("cut-short")
     def rule_by_rule(problem):
-        return cheapest(problem, [partial(known[name], problem) for name in rules.split()])
+        return best_schedule(problem, [partial(known[name], problem) for name in rules.split()])
 
     result = run(problem_of(ram), "cut-short", time_limit=0.2)
     assert (result.status, result.termination) == (status, termination)

@@ -326,7 +326,7 @@ def test_a_solver_that_is_left_behind_does_not_keep_the_program():
         "    print('late', flush=True)\n"
         "def app(**_):\n"
         "    try:\n"
-        "        run_interruptibly(solve, threading.Event(), most_s=0.1)\n"
+        "        run_interruptibly(solve, threading.Event(), max_s=0.1)\n"
         "    except TimeLimitError:\n"
         "        print('answer', flush=True)\n"
         "    sys.exit(4)\n"

@@ -11,10 +11,10 @@ def least_makespan_s(homes, table, moves, ram_budget_bytes):
     """Return the least makespan [s] of a core and a DMA channel; None if nothing keeps the budget.
 
     Every place of every transfer and every wait is tried. Moves are computations, in an order that
-    stays, and transfers, each of one copy of a tensor (see `moves_of`); every page-in must have a
-    reader. The work grows with the number of computations times ``2`` to the page-ins times ``3``
-    to the page-outs. It shares nothing with the search but the events, so that each can test the
-    other.
+    stays, and transfers, each of one copy of a tensor (see `computations_and_transfers`); every
+    page-in must have a reader. The work grows with the number of computations times ``2`` to the
+    page-ins times ``3`` to the page-outs. It shares nothing with the search but the events, so
+    that each can test the other.
     """
     if unread_page_ins(homes, moves):
         msg = "expected every page-in to have a reader"

@@ -46,7 +46,7 @@ class Milp(Solver):
         """Solve a model that has columns and no trivial contradiction."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
-        form, limits, remaining_s = call.form, call.limits, call.built()
+        form, limits, remaining_s = call.form, call.limits, call.finish_build()
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
         options = {"mip_rel_gap": limits.rel_gap, "presolve": limits.presolve}

@@ -315,9 +315,12 @@ class _Search:
         commit = table.commit
         rest_s = rest_j = committed = Fraction(0)
         if commit is not None:
-            rest_s, rest_j = Fraction(commit.rest.time_s), Fraction(commit.rest.energy_j)
+            rest_s, rest_j = (
+                Fraction(commit.other_cost.time_s),
+                Fraction(commit.other_cost.energy_j),
+            )
             committed = Fraction(commit.written_bytes)
-        self.parts = frozenset(() if commit is None else commit.parts)
+        self.parts = frozenset(() if commit is None else commit.replacements)
         compute = _Quantity(sum(compute_s, Fraction(0)), compute_s, tensors, tensors)
         transfer = _Quantity(rest_s, nodes, in_s, out_s)
         compute_j = list(map(Fraction, table.compute_energy_j))

@@ -19,7 +19,7 @@ from kit.own_rows import constrained
 from kit.relaxation import CLOSE, least, random_rows, relaxation_of
 from kit.rotation import parts
 from kit.worked import costs_of, written
-from poetmodel.backends.layout import form_of
+from poetmodel.backends.layout import to_standard_form
 from poetmodel.graph import Graph, operation
 from poetmodel.model import aggregated
 from poetmodel.model.aggregated import build_relaxation
@@ -28,7 +28,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 
 
 def chain(uses, n, **of_node):
@@ -204,7 +204,7 @@ def instances(kind, numbers, graph_of=varied_graph):
     for number in numbers:
         seed = f"grouping-{kind}/{number}"
         problem = scarce_problem(seed, (5, 9), graph_of)
-        if obstacle(problem) is None:
+        if infeasibility_reason(problem) is None:
             rng = seeded(f"rows of {seed}")
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
@@ -215,7 +215,7 @@ def own_pointwise(kind, numbers):
         seed = f"own-{kind}/{number}"
         rng = seeded(seed)
         problem = constrained(rng, scarce_problem(seed, (4, 7), pointwise_graph))
-        if obstacle(problem) is None:
+        if infeasibility_reason(problem) is None:
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
 
@@ -280,7 +280,7 @@ def test_reductions_lose_nothing(variant, problems, numbers, reached, monkeypatc
         reduced = relaxation_of(problem, grouping)
         if variant is ungrouped:
             whole = ungrouped(problem, grouping)
-            form, unit = form_of(whole), whole.objective_unit
+            form, unit = to_standard_form(whole), whole.objective_unit
         else:
             whole = variant(problem, grouping, monkeypatch)
             form, unit = whole.form, whole.unit
@@ -303,14 +303,14 @@ def test_merging_stages_keeps_every_count_that_is_wanted(part):
         seed = f"grouping-own/{number}"
         rng = seeded(seed)
         problem = constrained(rng, random_instance(rng, (4, 5)))
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             continue
         grouping = random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
         best = optimum(problem)
         merged = relaxation_of(problem, grouping)
         found = least(merged.form, merged.unit)
         apart = ungrouped(problem, grouping)
-        expected = least(form_of(apart), apart.objective_unit)
+        expected = least(to_standard_form(apart), apart.objective_unit)
         assert expected is None or (found is not None and found <= expected + CLOSE), seed
         if best is not None:
             assert problem.objective.baseline + found <= best.value + CLOSE, seed
@@ -321,6 +321,8 @@ def test_merging_stages_keeps_every_count_that_is_wanted(part):
         assert not len(merged.model.recomputed_beside)
         assert not len(merged.model.paged_in_beside)
         found = least(merged.form, merged.unit)
-        assert found == pytest.approx(least(form_of(apart), apart.objective_unit), abs=CLOSE)
+        assert found == pytest.approx(
+            least(to_standard_form(apart), apart.objective_unit), abs=CLOSE
+        )
     assert beside >= part.share(48)
     assert looser < part.share(96)

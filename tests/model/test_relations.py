@@ -10,7 +10,7 @@ from kit.instances import random_instances, random_state_problems
 from kit.own_rows import own_rows_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.backends.compiler import compile_model
-from poetmodel.backends.layout import form_of
+from poetmodel.backends.layout import to_standard_form
 from poetmodel.errors import ModelError, TooLargeError
 from poetmodel.model import build, view
 from poetmodel.model.building import state
@@ -177,7 +177,7 @@ def test_the_view_says_what_the_arrays_say(choice):
     for problem in problems(choice):
         if choice == "paper" and (problem.graph.version > 1 or problem.graph.on_aux):
             continue
-        expected = lines(form_of(state(problem, **CHOICES[choice])))
+        expected = lines(to_standard_form(state(problem, **CHOICES[choice])))
         model = build(problem, **CHOICES[choice])
         assert lines(compile_model(model)) == expected
         if not problem.constraints:  # Pyomo writes some keys of theirs in another way

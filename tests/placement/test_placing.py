@@ -110,7 +110,7 @@ def placed(packing, order):
     """Return the top of blocks that are placed in an order."""
     offsets = np.full(len(packing.height), UNPLACED, dtype=np.int64)
     for number in order:
-        offsets[number] = packing.lowest(number, offsets)
+        offsets[number] = packing.lowest_offset(number, offsets)
     return packing.top(offsets)
 
 

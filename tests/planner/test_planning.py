@@ -14,8 +14,8 @@ from poetmodel.graph import Graph, operation
 from poetmodel.plan import Instruction, Op, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
-from poetmodel.planner.timing import Timing, just_in_time
+from poetmodel.planner.sequence import computations_and_transfers, page_in_at_use, unread_page_ins
+from poetmodel.planner.timing import Timing, delay_page_ins
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
 from poetmodel.schedule.compilation import compiled
@@ -70,8 +70,11 @@ def test_dma_plans_are_valid_keep_the_budget_and_are_no_slower(*, with_state):
         quicker += check.makespan_s < blocking.makespan_s
         homes = plan.homes(case.graph)
         if not with_state:
-            table, moves = case.costs.table(case.graph), moves_of(homes, case.schedule)
-            at_use = Timing(homes, table, start_at_use(homes, moves), case.budget)
+            table, moves = (
+                case.costs.table(case.graph),
+                computations_and_transfers(homes, case.schedule),
+            )
+            at_use = Timing(homes, table, page_in_at_use(homes, moves), case.budget)
             assert lower_bound_s(table, moves) <= check.makespan_s <= at_use.makespan_s
             assert at_use.makespan_s <= blocking.makespan_s
             better += check.makespan_s < at_use.makespan_s
@@ -105,7 +108,7 @@ def test_page_ins_without_a_stall_are_just_in_time():
     tried = 0
     for case in plan_cases(80):
         homes = Homes.of(case.graph)
-        if unread_page_ins(homes, moves_of(homes, case.schedule)):
+        if unread_page_ins(homes, computations_and_transfers(homes, case.schedule)):
             continue
         plan = case.plan("dma")
         check = check_plan(case.graph, case.costs, plan)
@@ -179,11 +182,11 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare):
         M_out=tuple((i, i) for i in paged),
     )
     table, homes = costs.table(graph), Homes.of(graph)
-    moves = moves_of(homes, schedule)
+    moves = computations_and_transfers(homes, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
     windows = TransferWindows(homes, table, moves, budget)
     found = Timing(homes, table, windows.steps(best_transfers(windows).transfers), budget)
-    at_use = Timing(homes, table, start_at_use(homes, moves), budget)
+    at_use = Timing(homes, table, page_in_at_use(homes, moves), budget)
     assert found.peak_ram_bytes <= budget
     assert found.makespan_s < at_use.makespan_s or spare == 0
 
@@ -354,14 +357,14 @@ def cases(count, *, with_state, number=0):
             graph = random_graph(rng, (5, 6))
             costs = random_costs(rng, graph, mode="dma", idle=False)
             homes, schedule = Homes.of(graph), random_schedule(rng, graph, thrift=0.6)
-        moves = moves_of(homes, schedule)
+        moves = computations_and_transfers(homes, schedule)
         transfers = sum(op != Op.COMPUTE for op, _ in moves)
         if transfers not in TRANSFERS or unread_page_ins(homes, moves):
             continue
         if with_state and not homes.first_reads:
             continue
         table = costs.table(graph)
-        tight = Timing(homes, table, start_at_use(homes, moves), 0).peak_ram_bytes
+        tight = Timing(homes, table, page_in_at_use(homes, moves), 0).peak_ram_bytes
         found += 1
         yield homes, table, moves, tight + rng.choice((0, 0, 0, 1, 3, 6))
 
@@ -382,7 +385,7 @@ def test_the_search_is_nearly_always_optimal(count, first, *, with_state):
         windows = TransferWindows(homes, table, moves, budget)
         steps = windows.steps(best_transfers(windows).transfers)
         timing = Timing(homes, table, steps, budget)
-        at_use = Timing(homes, table, start_at_use(homes, moves), budget)
+        at_use = Timing(homes, table, page_in_at_use(homes, moves), budget)
         least = least_makespan_s(homes, table, moves, budget)
         assert timing.peak_ram_bytes <= budget
         assert least <= timing.makespan_s <= at_use.makespan_s
@@ -441,7 +444,7 @@ def test_the_program_of_a_schedule_frees_after_last_uses():
     """
     whole = plan("c0 o0 c1 f0 o1 c2 f1 i0 c3 f0 f2 f3", "blocking")
     assert compiled(HOMES, SCHEDULE).program == whole.program
-    assert moves_of(HOMES, SCHEDULE) == MOVES
+    assert computations_and_transfers(HOMES, SCHEDULE) == MOVES
 
 
 def test_page_ins_at_their_use_stall_and_early_ones_take_more_ram():
@@ -449,7 +452,7 @@ def test_page_ins_at_their_use_stall_and_early_ones_take_more_ram():
 
     Where it comes back as soon as its page-out is done, nothing stalls, for 4 + 6 + 5 bytes.
     """
-    assert start_at_use(HOMES, EARLY) == MOVES
+    assert page_in_at_use(HOMES, EARLY) == MOVES
     for steps, figures in ((MOVES, (11.0, 1.0, 12)), (EARLY, (10.0, 0.0, 15))):
         timing = Timing(HOMES, TABLE, steps, 15)
         assert (timing.makespan_s, timing.stall_s, timing.peak_ram_bytes) == figures
@@ -472,9 +475,9 @@ def test_page_ins_by_hand():
     bytes, however soon `b` is gone.
     """
     timing = Timing(HOMES, TABLE, EARLY, 99)
-    assert just_in_time(timing) == EARLY
+    assert delay_page_ins(timing) == EARLY
     quick = even_costs(GRAPH, page_in=(0.0, 1.0)).table(GRAPH)
-    assert just_in_time(Timing(HOMES, quick, EARLY, 99)) == MOVES
+    assert delay_page_ins(Timing(HOMES, quick, EARLY, 99)) == MOVES
     slow = even_costs(GRAPH, page_in=(7.0, 1.0), page_out=(7.0, 1.0)).table(GRAPH)
     assert lower_bound_s(TABLE, MOVES) == 10.0
     assert lower_bound_s(slow, MOVES) == 14.0
@@ -494,5 +497,5 @@ def test_the_windows_of_transfers():
             PageIn(tensor=0, bytes=4, time_s=1.0, first=first, last=3, source=0)
         ]
         assert windows.page_outs == [
-            PageOut(tensor=0, bytes=4, time_s=1.0, first=1, last=4, unused=2, due=due)
+            PageOut(tensor=0, bytes=4, time_s=1.0, first=1, last=4, dead_from=2, due=due)
         ]

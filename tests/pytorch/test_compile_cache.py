@@ -57,7 +57,7 @@ class Counted:
     def __init__(self, monkeypatch):
         self.counts = {}
         for module, name in (
-            (captured, "profiles_on_inputs"),
+            (captured, "profile_on_inputs"),
             (profiling, "unit_times_s"),
             (preparation, "solve"),
         ):
@@ -77,7 +77,7 @@ class Counted:
         return found
 
 
-ALL = {"profiles_on_inputs", "unit_times_s", "solve"}
+ALL = {"profile_on_inputs", "unit_times_s", "solve"}
 
 
 @pytest.mark.parametrize("updates", [False, True])
@@ -208,7 +208,7 @@ def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
 def test_values_that_have_no_form_are_not_kept(tmp_path):
     """A graph with an object that nobody can tell from another is compiled, and not kept."""
     step = own()
-    joint = compile_cache.trace_of.__globals__["capture"](*step)
+    joint = compile_cache.build_trace.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
     known = compile_cache.CachedStep(preparation.Cache(tmp_path), joint)

@@ -26,7 +26,7 @@ from poetmodel.torch.runtime.convolutions import (
     split_kernels,
 )
 from poetmodel.torch.runtime.profiling import fitted, measure_paging
-from poetmodel.torch.step.scheduled import keep_all_bytes, least_bytes
+from poetmodel.torch.step.scheduled import keep_all_bytes, min_budget_bytes
 
 nn = torch.nn
 aten = torch.ops.aten
@@ -326,9 +326,9 @@ def test_a_budget_below_whole_convolutions_is_kept():
     assert found
     divided = in_parts(traced, found)
     assert sum(KERNEL in unit.node.meta for unit in divided.parts.operations) == len(found)
-    least = least_bytes(divided)
-    assert least < least_bytes(traced)
-    step = pmt.compile(*own, ram=(least + least_bytes(traced)) // 2, device="rpi4b")
+    least = min_budget_bytes(divided)
+    assert least < min_budget_bytes(traced)
+    step = pmt.compile(*own, ram=(least + min_budget_bytes(traced)) // 2, device="rpi4b")
     assert differing(step, *own) == []
     assert step.verify().heap_peak_bytes <= step.budget_bytes
     assert any("executed in pieces" in note for note in step.compiled.notes)
@@ -349,9 +349,11 @@ def test_norms_of_low_precision_are_tried():
     inputs = (torch.randn(4, 3, 24, 24), torch.randn(4, 8, 24, 24))
     own = (model, nn.functional.mse_loss, inputs)
     traced = pmt.trace(*own)
-    found = divided_units(traced, budget_bytes=least_bytes(traced))
+    found = divided_units(traced, budget_bytes=min_budget_bytes(traced))
     assert "NormBackward" in split_kernels(in_parts(traced, found))
     assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
     model, _, (x, _) = wide()
     traced = pmt.trace(model[:3], lambda y, _: y.mean(), (x, x))
-    assert in_parts(traced, divided_units(traced, budget_bytes=least_bytes(traced))).graph.nodes
+    assert in_parts(
+        traced, divided_units(traced, budget_bytes=min_budget_bytes(traced))
+    ).graph.nodes

@@ -13,7 +13,7 @@ from poetmodel.problem import Problem
 from poetmodel.torch import compile, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.step.scheduled import (
-    KEPT_SHARES,
+    KEPT_FRACTIONS,
     RANDOM_STATE_BYTES,
     coarsen,
     floor_bytes,
@@ -146,7 +146,7 @@ def test_less_is_kept_where_nothing_is_left_beside_it():
     traced = trace(*residual_step())
     finest = coarsen(traced, kept_bytes=0)
     budget = floor_bytes(finest)
-    usual = coarsen(traced, kept_bytes=int(KEPT_SHARES[0] * budget))
+    usual = coarsen(traced, kept_bytes=int(KEPT_FRACTIONS[0] * budget))
     assert floor_bytes(usual) > budget
     found = scheduled_graph(traced, budget_bytes=budget)
     assert floor_bytes(found) <= budget
@@ -195,7 +195,7 @@ def test_storages_and_results_are_those_of_the_operations():
     assert (layout.dtype, layout.offset, layout.position) == (torch.float32, 0, None)
     for output in traced.parts.outputs:
         makers = [traced.parts.storages[index].operation for index in output.reads.storages]
-        assert output.after == max(makers)
+        assert output.completed_by == max(makers)
     purposes = {output.result.kind for output in traced.parts.outputs}
     assert purposes == {OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.MUTATION}
     sources = {argument.kind for argument in traced.joint.arguments}

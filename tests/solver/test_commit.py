@@ -142,7 +142,7 @@ def test_commits_of_storage_that_forgets_go_to_flash():
     """
     forgets = board(storage=storage(volatile=True), aux_bytes=None)
     problem = stated(forgets, 1)
-    assert problem.committing.time_s == pytest.approx(168 / 4.0 + 3 * 2.0)
+    assert problem.commit_cost.time_s == pytest.approx(168 / 4.0 + 3 * 2.0)
     on_storage = solve(replace(problem, minimize="ram"), gap=0.0)
     sizes = problem.graph.tensor_bytes
     paged = {i for _, i in on_storage.require_schedule().M_out}

@@ -12,7 +12,7 @@ from kit.oracle import optimum
 from kit.rotation import parts
 from kit.worked import even_costs, skip_problem
 from poetmodel.backends.compiler import compile_model
-from poetmodel.backends.layout import form_of
+from poetmodel.backends.layout import to_standard_form
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor
@@ -152,13 +152,13 @@ def signed_form(values, limit):
     m = Model(skip_problem(), COMPACT, exact=True)
     columns = list(m.add_variables("x", range(len(values))).values())
     m.costs = [(1.0, column) for column in columns]
-    exact = LinearRow.of(zip(values, columns, strict=True), upper=limit, name="few")
+    exact = LinearRow.from_terms(zip(values, columns, strict=True), upper=limit, name="few")
     row = stated_limit(m, exact)
     m.begin_rows("few")
-    m.add_linear_row(LinearRow.of([(1, columns[0])], lower=0) if row is None else row)
+    m.add_linear_row(LinearRow.from_terms([(1, columns[0])], lower=0) if row is None else row)
     m.begin_rows("anchor")
     m.add_row(None, columns, [1.0] * len(columns), lower=0.0)
-    return form_of(m)
+    return to_standard_form(m)
 
 
 @pytest.mark.parametrize("whole", [True, False])

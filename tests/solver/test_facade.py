@@ -358,7 +358,7 @@ def test_a_solver_that_looks_at_no_clock_is_left_behind(formulation, threads, mo
     def run_on(self, call):
         raw = run(self, call)
         over.wait()
-        call.solution(-1.0, lambda: np.zeros(call.form.n_columns), -1.0)
+        call.report_solution(-1.0, lambda: np.zeros(call.form.n_columns), -1.0)
         return raw
 
     monkeypatch.setattr(Highs, "run", run_on)
@@ -552,7 +552,7 @@ def test_no_schedule_that_was_reported_is_lost(error, monkeypatch):
     problem = skip_problem()
     best, paged = solve(problem), page_everything(problem)
     assert best.simulation is not None
-    value = problem.objective.overhead(best.simulation)
+    value = problem.objective.overhead_of(best.simulation)
 
     def cut_short(_, request, **__):
         request.report(value, 0.0, best.schedule)

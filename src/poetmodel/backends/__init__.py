@@ -1,7 +1,7 @@
-"""Solvers behind one door: a linear model in, three separate facts out.
+"""Adapters to MILP solvers: each solves a `StandardForm` and returns a `RawSolution`.
 
-`compile_model` (in `poetmodel.backends.compiler`) and `StandardForm` (in
-`poetmodel.backends.standard_form`) load numpy and scipy and are imported from their modules.
+Import `compile_model` from `poetmodel.backends.compiler` and `StandardForm` from
+`poetmodel.backends.standard_form`: both load numpy and scipy, which this package does not.
 """
 
 from __future__ import annotations

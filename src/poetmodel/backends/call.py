@@ -1,4 +1,4 @@
-"""One call of a solver: what it gets, and what it reports from inside, guarded."""
+"""Input of one solver call, and the callbacks through which the solver reports progress."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 _TICK_S: Final = 0.1
-"""Shortest time between two reports without a new solution [s]."""
+"""Minimum time between two progress reports without a new solution [s]."""
 _INFINITE: Final = 1e20
-"""Solvers write "none" as this or more."""
+"""Solvers represent "no bound" by absolute values of this or more."""
 
 
-def finite(value: float) -> float | None:
-    """Return a solver's number, None where it stands for *none*."""
+def finite_or_none(value: float) -> float | None:
+    """Return a number reported by a solver, or None if it represents "no value"."""
     return float(value) if math.isfinite(value) and abs(value) < _INFINITE else None
 
 
 class SolverCall:
-    """Input of a solver, and its callbacks to the back end: clock, progress, stop, log.
+    """Model, limits and start of one solve; receives the solver's progress, log and stop queries.
 
-    No exception leaves it: one from the user's callbacks is kept, the solver has to stop, and
-    `raise_failure` raises it once the solver is out of the way. Solvers, left alone with one,
-    crash, swallow it, or carry on to their limit.
+    Exceptions of the user's callbacks are stored, not raised: `should_stop` becomes True, and
+    `raise_failure` raises the exception after the solver has returned. Solvers crash, ignore the
+    exception or continue to their limit if it is raised inside their callbacks.
     """
 
     def __init__(
@@ -47,101 +47,105 @@ class SolverCall:
         self.limits = limits
         self.options = dict(limits.options)
         self.start: NDArray[np.float64] | None = None
-        """Values to begin from; NaN where none is given."""
+        """Start value of each column; NaN for columns without one. None without a start."""
         self.basis: Basis | None = None
-        """Basis to begin from, where the solver can."""
+        """Basis for a warm start, used by solvers that support it."""
         self.on_progress = on_progress
         self._stop = stop
         self._failure: BaseException | None = None
-        self._refused = False
+        self._stop_requested = False
         self._incumbent: float | None = None
         self._bound: float | None = None
-        self._began = time.perf_counter()
-        self._reported = self._began
+        self._start_s = time.perf_counter()
+        self._last_report_s = self._start_s
         self._nodes: int | None = None
         self.root_bound: float | None = None
-        """Bound before the first branching, as far as the solver has told."""
+        """Bound before the first branching; None until the solver reports one."""
         self.build_s = 0.0
-        """Time until the solver was ready to start [s]."""
+        """Time from the start of the call until the solver's model was finish_build [s]."""
 
     @property
     def elapsed_s(self) -> float:
-        """Time since the call began [s]."""
-        return time.perf_counter() - self._began
+        """Wall time since the start of the call [s]."""
+        return time.perf_counter() - self._start_s
 
     @property
     def remaining_s(self) -> float | None:
-        """Rest of the time limit [s], 0 or more; None without a limit."""
+        """Remaining wall time until the limit [s], 0 or more; None without a limit."""
         limit_s = self.limits.time_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
-    def built(self) -> float | None:
-        """Note that the solver is ready to start; return what is left of the time [s]."""
+    def finish_build(self) -> float | None:
+        """Store the build time; return the remaining time [s], or None without a time limit."""
         self.build_s = self.elapsed_s
         return self.remaining_s
 
     @property
-    def stopping(self) -> bool:
-        """Whether the solver has to stop."""
-        return self._refused or (self._stop is not None and self._stop.is_set())
+    def should_stop(self) -> bool:
+        """Whether a callback, an exception or the stop event requested that the solver stops."""
+        return self._stop_requested or (self._stop is not None and self._stop.is_set())
 
-    def solution(
+    def report_solution(
         self, objective: float, x: Callable[[], NDArray[np.float64]], bound: float | None = None
     ) -> bool:
-        """Report a solution; return whether the solver has to stop.
+        """Record a solution and pass a new incumbent to `on_progress`; return `should_stop`.
 
-        `x`, which returns its values, is called only if it is the best so far and somebody looks.
+        `x` returns the report_solution's values. It is called only for a new incumbent, and only if
+        `on_progress` is set.
         """
         self._raise_bound(bound)
-        known = self._incumbent
-        if known is None or self.form.sense * (known - objective) > 0:
+        incumbent = self._incumbent
+        if incumbent is None or self.form.sense * (incumbent - objective) > 0:
             self._incumbent = objective
             if self.on_progress is not None:
                 self._guard(lambda: self._report(round_binaries(x(), self.form)))
-        return self.stopping
+        return self.should_stop
 
-    def tick(self, bound: float | None = None, nodes: float | None = None) -> bool:
-        """Report that the solver is alive; return whether it has to stop.
+    def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
+        """Record bound and node count, call `on_progress` if it is due, and return `should_stop`.
 
-        With at most one of its `nodes` done the bound is that of the root.
+        The bound is also stored as `root_bound` while `nodes` is at most 1.
         """
         self._raise_bound(bound)
         self._nodes = self._nodes if nodes is None else int(nodes)
         if nodes is not None and nodes <= 1 and bound is not None:
             self.root_bound = bound
-        if self.on_progress is not None and time.perf_counter() - self._reported > _TICK_S:
+        if self.on_progress is not None and time.perf_counter() - self._last_report_s > _TICK_S:
             self._guard(lambda: self._report(None))
-        return self.stopping
+        return self.should_stop
 
-    def write(self, text: str) -> None:
-        """Pass on a piece of the solver's log."""
+    def write_log(self, text: str) -> None:
+        """Pass a piece of the solver's log to `Limits.log`."""
         listener = self.limits.log
         if listener is not None and text:
             self._guard(lambda: listener(text))
 
-    def forget(self) -> None:
-        """Begin again: a run went wrong, and so did perhaps what it reported."""
+    def discard_progress(self) -> None:
+        """Discard incumbent, bounds and nodes, which may be wrong, before a second solve."""
         self._incumbent = None
         self._bound = self.root_bound = self._nodes = None
-        self._refused = self._failure is not None
+        self._stop_requested = self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise what a callback raised during the solve, if one did."""
+        """Raise the first exception that a callback raised during the solve, if any."""
         if self._failure is not None:
             raise self._failure
 
     def _report(self, x: NDArray[np.float64] | None) -> None:
-        if self._refused:
+        if self._stop_requested:
             return
-        self._reported = time.perf_counter()
+        self._last_report_s = time.perf_counter()
         progress = BackendProgress(
             incumbent=self._incumbent, bound=self._bound, x=x, nodes=self._nodes
         )
         if self.on_progress is not None and self.on_progress(progress) is False:
-            self._refused = True
+            self._stop_requested = True
 
     def _raise_bound(self, bound: float | None) -> None:
-        """Keep the best bound seen, never one beyond the cutoff, which solvers take for proven."""
+        """Store a bound if it is the best so far, clipped at the cutoff.
+
+        Solvers report the cutoff as a proven bound, which it is not.
+        """
         sense = self.form.sense
         if bound is None:
             return
@@ -152,11 +156,11 @@ class SolverCall:
             self._bound = bound
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Make a call to the user's code; none after one that failed."""
+        """Call the user's code; store its exception. Do nothing once a call has raised."""
         if self._failure is not None:
             return
         try:
             call()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, raised again after the solve
+        except BaseException as error:  # noqa: BLE001 - raised again after the solve
             self._failure = error
-            self._refused = True
+            self._stop_requested = True

@@ -1,4 +1,4 @@
-"""From a Pyomo model to arrays, and from a solution back to its variables."""
+"""Compile a Pyomo model to a `StandardForm`, and write a solution back to its variables."""
 
 from __future__ import annotations
 
@@ -42,37 +42,40 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Label, Model
 
 _listed: Final = partial(listed, most=10)
-"""Faults of one kind: ten are named one by one; the others are counted."""
-_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
-"""As a model declares its components."""
+"""Join the names of one kind of error: ten names, then the number of further ones."""
+_DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
+"""Components in the order in which the model declares them."""
 
 
 def compile_model(model: Any) -> StandardForm:
-    """Return the arrays of a linear Pyomo model with one active objective, which stays unchanged.
+    """Return the standard form of a linear Pyomo model with one active objective.
 
-    Columns and rows are in the model's own order. A range constraint is one row; fixed variables
-    are folded into constants; variables that nothing mentions have no column. Of a model that
-    `build` made, rows that nobody changed come from its arrays. A `ModelError` names
-    each constraint that is not linear, each component that has to be transformed first, each
-    variable of another model or of an integer domain with steps other than 1.
+    The model stays unchanged. Columns and rows are in the order of the model. A range constraint is
+    one row; fixed variables are folded into constants; variables that no row and no objective
+    mentions have no column. Rows that are unchanged since `build` made them are copied from its
+    arrays.
 
-    A constraint without variables that does not hold makes the model infeasible, not malformed:
-    the form is then that one contradiction, under the constraint's name.
+    Raises `ModelError`, which names each nonlinear constraint, each component that must be
+    transformed first, and each variable that belongs to another model or whose domain has steps
+    other than 1.
+
+    A violated constraint without variables makes the model infeasible, not malformed: the form then
+    has no columns and one infeasible row, with the name of that constraint.
     """
     _check_components(model)
-    objective = _only_objective(model)
+    objective = _single_objective(model)
     try:
         rows = _Rows(model, objective)
     except (InvalidConstraintError, InvalidExpressionError) as error:
-        raise ModelError(_nonlinear(model, objective, str(error))) from error
+        raise ModelError(_nonlinear_message(model, objective, str(error))) from error
     except ValueError as error:
         raise ModelError(f"model {model.name!r}: {' '.join(str(error).split())}") from error
     sense = MINIMIZE if objective.sense == pyo.minimize else MAXIMIZE
-    if rows.contradiction is not None:  # a form without columns whose one row cannot hold
+    if rows.contradiction is not None:  # return a form without columns and with one infeasible row
         form = StandardForm.from_arrays(
             np.zeros((1, 0)), [], row_lower=1.0, sense=sense, rows=(rows.contradiction,)
         )
-        layout = None if rows.stated is None else rows.stated.layout({})
+        layout = None if rows.unchanged is None else rows.unchanged.layout({})
         return replace(form, model=model, layout=layout)
     check_time_limit()
     matrix, costs, columns = rows.arrays()
@@ -95,56 +98,59 @@ def compile_model(model: Any) -> StandardForm:
     )
     position = {id(variable): j for j, variable in enumerate(columns)}
     unused = tuple(v for v in _variables(model) if id(v) not in position and not v.fixed)
-    layout = None if rows.stated is None else rows.stated.layout(position)
+    layout = None if rows.unchanged is None else rows.unchanged.layout(position)
     return replace(form, unused=unused, model=model, layout=layout)
 
 
 def load_values(form: StandardForm, x: ArrayLike) -> None:
-    """Write a solution back into the variables of the model that a form was compiled from.
+    """Write a solution into the variables of the Pyomo model from which the form was compiled.
 
-    Integers are rounded. Variables without a column keep a value that their bounds allow and get
-    the allowed one nearest to 0 otherwise.
+    Integers are rounded. A variable without a column retains its value if its bounds allow it;
+    otherwise it is set to the allowed value nearest to 0. Raises `ModelError` if the form was not
+    compiled from a Pyomo model.
     """
     if form.model is None:
-        raise ModelError("form: was made of arrays; there are no variables to write to")
+        raise ModelError("form: was made from arrays; there are no variables to write to")
     values = round_binaries(x, form)
-    for variable, value, whole in zip(
+    for variable, value, is_integer in zip(
         form.columns, values.tolist(), form.integer.tolist(), strict=True
     ):
-        variable.set_value(int(value) if whole else value, skip_validation=True)
+        variable.set_value(int(value) if is_integer else value, skip_validation=True)
     for variable in form.unused:
-        variable.set_value(_allowed(variable), skip_validation=True)
+        variable.set_value(_allowed_value(variable), skip_validation=True)
 
 
 class _Rows:
-    """Objective and constraints of a model as rows of coefficients, in the model's order.
+    """Collects objective and constraints of a model as coefficient rows, in the model's order.
 
-    Pyomo's own compiler to a standard form walks a model in the same way. It loads all of
-    ``scipy.stats`` for its matrices, which takes longer than a small model takes to solve.
+    Pyomo's standard-form compiler walks a model in the same way, but imports ``scipy.stats``, which
+    takes longer than solving a small model.
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
         self.variables: dict[int, Any] = {}
         self._order: dict[int, int] = {}
-        self._recorder = OrderedVarRecorder(self.variables, self._order, _ORDER)
+        self._recorder = OrderedVarRecorder(self.variables, self._order, _DECLARATION_ORDER)
         self._walk = LinearRepnVisitor({}, var_recorder=self._recorder).walk_expression
-        self.stated = _StatedRows(model) if hasattr(model, "arrays") else None
-        """Untouched parts of a model that `build` made."""
+        self.unchanged = _UnchangedRows(model) if hasattr(model, "arrays") else None
+        """Rows that are unchanged since `build` made them; None for a model of another origin."""
         self.constraints: list[Any] = []
-        """Meaning of each row: a label of `build`'s own, or the user's constraint."""
+        """Origin of each row: a row label of `build`, or the Pyomo constraint."""
         self.lower: list[float] = []
-        """Lower side of each row, constants folded."""
+        """Lower bound of each row, constants moved to this side."""
         self.upper: list[float] = []
-        """Upper side likewise."""
+        """Upper bound of each row, constants moved to this side."""
         self._data = array("d")
         self._index = array("i")
         self._ends = [0]
         self.contradiction: str | None = None
-        """The name of the first constraint without variables that does not hold."""
+        """Name of the first violated constraint without variables; None if there is none."""
         linear = self._linear(objective, objective.expr)
         self.offset = float(linear.constant)
         self._costs = {self._order[key]: value for key, value in linear.linear.items()}
-        for constraint in model.component_data_objects(pyo.Constraint, active=True, sort=_ORDER):
+        for constraint in model.component_data_objects(
+            pyo.Constraint, active=True, sort=_DECLARATION_ORDER
+        ):
             check_time_limit()
             if not self._add(constraint):
                 self.contradiction = constraint.name
@@ -157,48 +163,48 @@ class _Rows:
         return repn
 
     def _add(self, constraint: Any) -> bool:
-        """Add the row of a constraint; return whether it can hold."""
-        if self.stated is not None and id(constraint) in self.stated.rows:
-            rows = self.stated.rows[id(constraint)]
-            return all(self._add_stated(self.stated, number) for number in rows)
-        low, body, up = constraint.to_bounded_expression()
-        if low is None and up is None:
+        """Append the row of a constraint; return False if it is violated and has no variables."""
+        if self.unchanged is not None and id(constraint) in self.unchanged.rows:
+            rows = self.unchanged.rows[id(constraint)]
+            return all(self._add_unchanged(self.unchanged, number) for number in rows)
+        lower, body, upper = constraint.to_bounded_expression()
+        if lower is None and upper is None:
             return True
         linear = self._linear(constraint, body)
-        low = -math.inf if low is None else pyo.value(low) - linear.constant
-        up = math.inf if up is None else pyo.value(up) - linear.constant
+        lower = -math.inf if lower is None else pyo.value(lower) - linear.constant
+        upper = math.inf if upper is None else pyo.value(upper) - linear.constant
         if not linear.linear:
-            return bool(low <= 0 <= up)
+            return bool(lower <= 0 <= upper)
         self.constraints.append(constraint)
-        self.lower.append(low)
-        self.upper.append(up)
+        self.lower.append(lower)
+        self.upper.append(upper)
         self._index.extend(map(self._order.__getitem__, linear.linear))
         self._data.extend(linear.linear.values())
         self._ends.append(len(self._data))
         return True
 
-    def _add_stated(self, stated: _StatedRows, number: int) -> bool:
-        """Add a row that says what it was made to say; return whether it can hold."""
-        columns, values = stated.terms(number)
-        constants = stated.fixed[columns]
-        free = np.isnan(constants)
-        constant = 0.0 if free.all() else float(values[~free] @ constants[~free])
-        low = stated.model.row_lower[number] - constant
-        up = stated.model.row_upper[number] - constant
-        columns, values = columns[free], values[free]
+    def _add_unchanged(self, unchanged: _UnchangedRows, number: int) -> bool:
+        """Append a row from the arrays of `build`; return False if it is constant and violated."""
+        columns, values = unchanged.terms(number)
+        constants = unchanged.fixed[columns]
+        is_free = np.isnan(constants)
+        constant = 0.0 if is_free.all() else float(values[~is_free] @ constants[~is_free])
+        lower = unchanged.model.row_lower[number] - constant
+        upper = unchanged.model.row_upper[number] - constant
+        columns, values = columns[is_free], values[is_free]
         if not columns.size:
-            return low <= 0 <= up
-        positions = [self._position(stated.variables[column]) for column in columns.tolist()]
-        self.constraints.append(stated.labels[number])
-        self.lower.append(low)
-        self.upper.append(up)
+            return lower <= 0 <= upper
+        positions = [self._position(unchanged.variables[column]) for column in columns.tolist()]
+        self.constraints.append(unchanged.labels[number])
+        self.lower.append(lower)
+        self.upper.append(upper)
         self._index.extend(positions)
         self._data.frombytes(values.tobytes())
         self._ends.append(len(self._data))
         return True
 
     def _position(self, variable: Any) -> int:
-        """Return the position of a variable in the order of the columns."""
+        """Return the column index of a variable; append it to the columns if it is new."""
         position = self._order.get(id(variable))
         if position is None:
             self._recorder.add(variable)
@@ -206,47 +212,47 @@ class _Rows:
         return position
 
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
-        """Return matrix, costs and variables of the columns that have a coefficient."""
+        """Return (matrix, costs, variables) of the columns with a nonzero coefficient or cost."""
         costs = np.zeros(len(self._order))
         costs[list(self._costs)] = list(self._costs.values())
         data = np.frombuffer(self._data, dtype=np.float64)
         index = np.frombuffer(self._index, dtype=np.int32)
-        used = costs != 0
-        used[index[data != 0]] = True
+        is_used = costs != 0
+        is_used[index[data != 0]] = True
         matrix = csr_array(
             (data, index, np.array(self._ends, dtype=np.int32)),
             shape=(len(self.constraints), len(costs)),
         )
         matrix.eliminate_zeros()
         ordered = {position: self.variables.get(key) for key, position in self._order.items()}
-        columns = tuple(ordered[position] for position in np.flatnonzero(used).tolist())
-        return matrix[:, used], costs[used], columns
+        columns = tuple(ordered[position] for position in np.flatnonzero(is_used).tolist())
+        return matrix[:, is_used], costs[is_used], columns
 
 
-class _StatedRows:
-    """The rows of a model that `build` made which say what they were made to say."""
+class _UnchangedRows:
+    """Rows of a model made by `build` that the user has not changed since."""
 
     def __init__(self, model: Any) -> None:
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
         self.rows = stated_constraints(model)
-        """The rows of each constraint, by `id`."""
+        """Row numbers of each unchanged constraint, by `id` of the constraint."""
         self.labels: list[Label] = self.model.row_labels()
         _, self._columns, self._values = self.model.terms()
         self.fixed = np.array(
             [variable.value if variable.fixed else math.nan for variable in self.variables],
             dtype=np.float64,
         )
-        """Value that each column is fixed to, by `build` or the user; NaN for none."""
+        """Value of each fixed column, fixed by `build` or the user; NaN for free columns."""
 
     def terms(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return columns and values of a row."""
+        """Return the columns and the coefficients of a row."""
         span = self.model.span(number)
         return self._columns[span], self._values[span]
 
-    def layout(self, position: Mapping[int, int]) -> Layout:
-        """Return the positions of the columns, given the position of each variable by `id`."""
-        positions = [position.get(id(variable), -1) for variable in self.variables]
+    def layout(self, index_by_id: Mapping[int, int]) -> Layout:
+        """Return the layout of the form, given the column index of each variable by its `id`."""
+        positions = [index_by_id.get(id(variable), -1) for variable in self.variables]
         columns = np.array(positions, dtype=np.int32)
         return Layout(self.model, columns, self.fixed, self.model.limits)
 
@@ -256,7 +262,8 @@ def _variables(model: Any) -> Iterable[Any]:
     return variables
 
 
-def _only_objective(model: Any) -> Any:
+def _single_objective(model: Any) -> Any:
+    """Return the active objective; raise `ModelError` unless there is exactly one."""
     active = list(model.component_data_objects(pyo.Objective, active=True))
     if len(active) != 1:
         names = f" ({_listed(objective.name for objective in active)})" if active else ""
@@ -267,32 +274,32 @@ def _only_objective(model: Any) -> Any:
     return active[0]
 
 
-_BIGM: Final = "apply TransformationFactory('gdp.bigm') first"
-_REMEDIES: Final = {
-    "Disjunction": _BIGM,
-    "Disjunct": _BIGM,
-    "LogicalConstraint": _BIGM.replace("gdp.bigm", "core.logical_to_linear"),
+_APPLY_BIGM: Final = "apply TransformationFactory('gdp.bigm') first"
+_TRANSFORMATIONS: Final = {
+    "Disjunction": _APPLY_BIGM,
+    "Disjunct": _APPLY_BIGM,
+    "LogicalConstraint": _APPLY_BIGM.replace("gdp.bigm", "core.logical_to_linear"),
     "SOSConstraint": "write it with binary variables",
     "Complementarity": "write it with binary variables",
 }
 
 
 def _check_components(model: Any) -> None:
-    """Raise for components that no linear solver knows, and for variables fixed to nothing."""
+    """Raise `ModelError` for nonlinear components, and for fixed variables without a value."""
     network = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
     valid |= {pyo.ExternalFunction} | (set() if network is None else {network.Port})
     targets = {pyo.Suffix, pyo.Objective}
     _, unknown = categorize_valid_components(
-        model, active=True, sort=_ORDER, valid=valid, targets=targets
+        model, active=True, sort=_DECLARATION_ORDER, valid=valid, targets=targets
     )
     faults = []
     for kind, items in unknown.items():
-        remedy = _REMEDIES.get(kind.__name__)
-        why = f"{kind.__name__} is not linear; {remedy}"
+        remedy = _TRANSFORMATIONS.get(kind.__name__)
+        reason = f"{kind.__name__} is not linear; {remedy}"
         if remedy is None:
-            why = f"a linear solver knows no {kind.__name__}"
-        faults.append(f"{_listed(item.name for item in items)}: {why}")
+            reason = f"linear solvers do not support {kind.__name__}"
+        faults.append(f"{_listed(item.name for item in items)}: {reason}")
     if faults:
         raise ModelError(faults)
     unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
@@ -301,57 +308,57 @@ def _check_components(model: Any) -> None:
 
 
 def _check_columns(columns: Iterable[Any], model: Any) -> None:
-    """Raise for variables of another model and for domains that are not plain integers or reals."""
+    """Raise `ModelError` for variables of another model and for domains with steps other than 1."""
     root = model.model()
-    homes: dict[int, bool] = {}
-    domains: dict[int, bool] = {}
+    is_own: dict[int, bool] = {}
+    is_plain: dict[int, bool] = {}
     foreign, stepped = [], []
     for variable in columns:
         container, domain = variable.parent_component(), variable.domain
-        if not homes.setdefault(id(container), container.model() is root):
+        if not is_own.setdefault(id(container), container.model() is root):
             foreign.append(variable.name)
-        if not domains.setdefault(id(domain), _is_plain(domain)):
+        if not is_plain.setdefault(id(domain), _has_unit_steps(domain)):
             stepped.append(variable.name)
     faults = []
     if foreign:
         faults.append(f"{_listed(foreign)}: belongs to another model, or to none")
     if stepped:
         faults.append(
-            f"{_listed(stepped)}: the domain has gaps other than between whole numbers; "
+            f"{_listed(stepped)}: the domain is neither an interval nor all whole numbers of one; "
             "use an integer variable and multiply it"
         )
     if faults:
         raise ModelError(faults)
 
 
-def _is_plain(domain: Any) -> bool:
-    """Tell whether a domain is an interval of the reals or all whole numbers in one."""
+def _has_unit_steps(domain: Any) -> bool:
+    """Return whether a domain is a real interval or all whole numbers of an interval."""
     low, _, step = domain.get_interval()
     if step == 0:
         return True
     return step in (1, -1) and (low is None or float(low).is_integer() or math.isinf(low))
 
 
-def _nonlinear(model: Any, objective: Any, message: str) -> list[str]:
-    """Name everything that is not linear; `message` is what the compiler said of the first."""
-    stated = [(objective, objective.expr)]
+def _nonlinear_message(model: Any, objective: Any, message: str) -> list[str]:
+    """Return an error that lists all nonlinear constraints; `message` if none is found."""
+    unchanged = [(objective, objective.expr)]
     for row in model.component_data_objects(pyo.Constraint, active=True):
-        stated.append((row, row.body))
-    curved = [item.name for item, terms in stated if polynomial_degree(terms) not in (0, 1)]
-    if curved:
-        return [f"{_listed(curved)}: is not linear; state it with linear terms"]
+        unchanged.append((row, row.body))
+    nonlinear = [item.name for item, terms in unchanged if polynomial_degree(terms) not in (0, 1)]
+    if nonlinear:
+        return [f"{_listed(nonlinear)}: is not linear; state it with linear terms"]
     return [message]
 
 
-def _allowed(variable: Any) -> float | int:
-    """Return the value if the bounds allow it, else the allowed one nearest to 0."""
+def _allowed_value(variable: Any) -> float | int:
+    """Return the variable's value if its bounds allow it, else the allowed value nearest to 0."""
     lower = -math.inf if variable.lb is None else variable.lb
     upper = math.inf if variable.ub is None else variable.ub
-    whole = not variable.is_continuous()
-    if whole:
+    is_integer = not variable.is_continuous()
+    if is_integer:
         lower, upper = np.ceil(lower - SLACK), np.floor(upper + SLACK)
     value = variable.value
-    if value is not None and lower <= value <= upper and (not whole or value == round(value)):
+    if value is not None and lower <= value <= upper and (not is_integer or value == round(value)):
         return value  # type: ignore[no-any-return]
     nearest = min(max(0.0, lower), upper)
-    return int(nearest) if whole else nearest
+    return int(nearest) if is_integer else nearest

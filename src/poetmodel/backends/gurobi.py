@@ -2,8 +2,8 @@
 
 Notes
 -----
-The package brings a licence that allows 2,000 variables and 2,000 constraints; whether a model
-fits is known only when the solve begins. A range row counts as two constraints.
+The licence in the package allows 2,000 variables and 2,000 constraints. Gurobi checks the size of a
+model only when the solve starts. A range row counts as two constraints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.call import SolverCall, finite
+from poetmodel.backends.call import SolverCall, finite_or_none
 from poetmodel.backends.protocol import Capabilities, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.errors import BackendError, LicenceError, UnknownOptionError
@@ -30,7 +30,7 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
     "OPTIMAL": SolverStatus.OPTIMAL,
     "INFEASIBLE": SolverStatus.INFEASIBLE,
     "INF_OR_UNBD": SolverStatus.INFEASIBLE_OR_UNBOUNDED,
-    "UNBOUNDED": SolverStatus.INFEASIBLE_OR_UNBOUNDED,  # says nothing about feasibility
+    "UNBOUNDED": SolverStatus.INFEASIBLE_OR_UNBOUNDED,  # does not imply that a solution exists
     "CUTOFF": SolverStatus.CUTOFF,
     "ITERATION_LIMIT": SolverStatus.OTHER_LIMIT,
     "NODE_LIMIT": SolverStatus.OTHER_LIMIT,
@@ -43,18 +43,19 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
     "USER_OBJ_LIMIT": SolverStatus.OBJECTIVE_STOP,
     "WORK_LIMIT": SolverStatus.OTHER_LIMIT,
     "MEM_LIMIT": SolverStatus.OTHER_LIMIT,
-    "LOCALLY_OPTIMAL": SolverStatus.FAILED,  # of nonlinear models only
+    "LOCALLY_OPTIMAL": SolverStatus.FAILED,  # only for nonlinear models
     "LOCALLY_INFEASIBLE": SolverStatus.FAILED,
 }
 """Meaning of each member of ``GRB.Status``."""
 
-_SMALLEST_TOLERANCE: Final = 1e-9
-"""Gurobi's default for reduced costs is 1e-6: bounds are then wrong by more than solutions are."""
+_OPTIMALITY_TOLERANCE: Final = 1e-9
+"""Tolerance of reduced costs. With Gurobi's default of 1e-6 the error of bounds exceeds that of
+solutions."""
 _LICENCE_ERRORS: Final = ("NO_LICENSE", "NETWORK", "JOB_REJECTED", "CSWORKER", "CLOUD")
 
 
 class Gurobi(Solver):
-    """Solves with Gurobi, in this process."""
+    """Back end that solves with Gurobi in this process."""
 
     name = "gurobi"
     package = "gurobipy"
@@ -90,29 +91,29 @@ class Gurobi(Solver):
             try:
                 return self._solve(gurobipy, model, call)
             except gurobipy.GurobiError as error:
-                raise _failure(gurobipy, error, model) from error
+                raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
         start = call.start
-        columns = _load(gurobipy, model, call.form)
+        columns = _add_columns_and_rows(gurobipy, model, call.form)
         _configure(gurobipy, model, call)
         if start is not None:
             columns.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
         model.update()
-        remaining_s = call.built()
+        remaining_s = call.finish_build()
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
         if remaining_s is not None and "TimeLimit" not in call.options:
             _set(gurobipy, model, "TimeLimit", remaining_s)
-        model.optimize(_listener(gurobipy, columns, call))
+        model.optimize(_make_callback(gurobipy, columns, call))
         names = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
         status = self.translate(names.get(model.Status, model.Status), STATUS)
-        return _collect(model, columns, call.form, status)
+        return _read_result(model, columns, call.form, status)
 
 
 @contextmanager
 def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
-    """Give an empty model in an environment that prints nothing, and free both afterwards."""
+    """Yield an empty model in an environment without console output; free both on exit."""
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if quiet else {})
     try:
         environment = gurobipy.Env(params=settings)
@@ -134,7 +135,7 @@ def _configure(gurobipy: Any, model: Any, call: SolverCall) -> None:
         "MIPGapAbs": float(limits.abs_gap),
         "FeasibilityTol": float(limits.tolerance),
         "IntFeasTol": float(limits.tolerance),
-        "OptimalityTol": _SMALLEST_TOLERANCE,
+        "OptimalityTol": _OPTIMALITY_TOLERANCE,
     }
     if not limits.presolve:
         settings["Presolve"] = 0
@@ -156,8 +157,11 @@ def _set(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
         ) from error
 
 
-def _load(gurobipy: Any, model: Any, form: StandardForm) -> Any:
-    """Add columns and rows; a row with two different sides becomes two constraints."""
+def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
+    """Add columns and rows to the model; return the columns.
+
+    A row with two different finite bounds becomes two constraints.
+    """
     columns = model.addMVar(
         form.n_columns,
         lb=form.lower,
@@ -167,50 +171,50 @@ def _load(gurobipy: Any, model: Any, form: StandardForm) -> Any:
     )
     model.ModelSense = form.sense
     model.ObjCon = form.offset
-    equal = form.row_lower == form.row_upper
-    for sense, chosen, side in (
-        ("=", equal, form.row_upper),
-        ("<", ~equal & np.isfinite(form.row_upper), form.row_upper),
-        (">", ~equal & np.isfinite(form.row_lower), form.row_lower),
+    is_equality = form.row_lower == form.row_upper
+    for sense, selected, bounds in (
+        ("=", is_equality, form.row_upper),
+        ("<", ~is_equality & np.isfinite(form.row_upper), form.row_upper),
+        (">", ~is_equality & np.isfinite(form.row_lower), form.row_lower),
     ):
-        if chosen.any():
-            model.addMConstr(form.matrix[chosen], columns, sense, side[chosen])
+        if selected.any():
+            model.addMConstr(form.matrix[selected], columns, sense, bounds[selected])
     return columns
 
 
-def _listener(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[Any, int], None]:
-    """Return the callback that routes what Gurobi says during a solve to the call."""
+def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[Any, int], None]:
+    """Return the callback that forwards Gurobi's log, solutions and bounds to the call."""
     codes = gurobipy.GRB.Callback
 
-    def happened(model: Any, where: int) -> None:
+    def on_event(model: Any, where: int) -> None:
         if where == codes.MESSAGE:
-            call.write(model.cbGet(codes.MSG_STRING))
+            call.write_log(model.cbGet(codes.MSG_STRING))
         elif where == codes.MIPSOL:
-            # not MIPSOL_OBJBST: during this event that is still the solution before
-            call.solution(
+            # MIPSOL_OBJBST would be wrong: in this event it is the value of the previous solution
+            call.report_solution(
                 model.cbGet(codes.MIPSOL_OBJ),
                 lambda: np.array(model.cbGetSolution(columns)),
-                finite(model.cbGet(codes.MIPSOL_OBJBND)),
+                finite_or_none(model.cbGet(codes.MIPSOL_OBJBND)),
             )
         elif where == codes.MIP:
             nodes = model.cbGet(codes.MIP_NODCNT)
-            call.tick(finite(model.cbGet(codes.MIP_OBJBND)), nodes)
+            call.report_progress(finite_or_none(model.cbGet(codes.MIP_OBJBND)), nodes)
         else:
-            call.tick()
-        if call.stopping:
+            call.report_progress()
+        if call.should_stop:
             model.terminate()
 
-    return happened
+    return on_event
 
 
-def _failure(gurobipy: Any, error: Any, model: Any) -> BackendError:
-    """Return our error for one of Gurobi's during a solve."""
+def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
+    """Return the `BackendError` or `LicenceError` for an error of Gurobi during a solve."""
     codes = gurobipy.GRB.Error
     if error.errno == codes.SIZE_LIMIT_EXCEEDED:
-        most = Gurobi.capabilities.licence_free_size or 0
+        max_size = Gurobi.capabilities.licence_free_size or 0
         return LicenceError(
-            f"backend 'gurobi': the size-limited licence allows {most:,} variables and {most:,} "
-            f"constraints, this model has {model.NumVars:,} and {model.NumConstrs:,}; "
+            f"backend 'gurobi': the size-limited licence allows {max_size:,} variables and "
+            f"{max_size:,} constraints, this model has {model.NumVars:,} and {model.NumConstrs:,}; "
             "choose --backend highs, or install a full licence"
         )
     if error.errno in {getattr(codes, name) for name in _LICENCE_ERRORS}:
@@ -220,11 +224,11 @@ def _failure(gurobipy: Any, error: Any, model: Any) -> BackendError:
     return BackendError(f"backend 'gurobi': failed ({error})")
 
 
-def _collect(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
+def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
-        bound, nodes = finite(model.ObjBound), int(model.NodeCount)
+        bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)
     else:
-        done = status is SolverStatus.OPTIMAL
-        bound, nodes = (finite(model.ObjVal) if done else None), None
+        is_optimal = status is SolverStatus.OPTIMAL
+        bound, nodes = (finite_or_none(model.ObjVal) if is_optimal else None), None
     return RawSolution(status=status, x=x, bound=bound, nodes=nodes)

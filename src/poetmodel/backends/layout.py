@@ -1,4 +1,4 @@
-"""From a model of arrays to a form, and where each of its columns is there."""
+"""Convert an array model to a `StandardForm`, and map its columns to those of the form."""
 
 from __future__ import annotations
 
@@ -17,57 +17,63 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
 
 
-def form_of(model: Model) -> StandardForm:
-    """Return the form of a model.
+def to_standard_form(model: Model) -> StandardForm:
+    """Return the standard form of an array model, with its `Layout`.
 
-    Families of columns are in the order in which costs and rows name the first one of each. Columns
-    that nothing mentions are left out, and fixed ones are folded into constants. A row without
-    columns that does not hold makes the model infeasible: the form is then that one contradiction,
-    under the row's name.
+    Families of columns are ordered by their first mention in costs and rows. Columns without a cost
+    and without a row are dropped; fixed columns are folded into constants. If a row without columns
+    is violated, the model is infeasible: the form then has no columns and one infeasible row, with
+    the name of that row.
     """
     from poetmodel.backends.sparse import csr_array
 
     fixed = np.full(model.n_columns, np.nan)
     fixed[list(model.fixed)] = list(model.fixed.values())
-    free = np.isnan(fixed)
+    is_free = np.isnan(fixed)
     rows, columns, values = model.terms()
     n_rows = len(model.keys)
     lower, upper = np.array(model.row_lower), np.array(model.row_upper)
-    varies = free[columns]
-    if not varies.all():
-        constants = np.where(varies, 0.0, values * np.where(free, 0.0, fixed)[columns])
-        taken = np.bincount(rows, weights=constants, minlength=n_rows)
-        lower, upper = lower - taken, upper - taken
-        rows, columns, values = rows[varies], columns[varies], values[varies]
+    has_free_column = is_free[columns]
+    if not has_free_column.all():
+        constants = np.where(has_free_column, 0.0, values * np.where(is_free, 0.0, fixed)[columns])
+        fixed_activity = np.bincount(rows, weights=constants, minlength=n_rows)
+        lower, upper = lower - fixed_activity, upper - fixed_activity
+        rows, columns, values = (
+            rows[has_free_column],
+            columns[has_free_column],
+            values[has_free_column],
+        )
     check_time_limit()
-    filled = np.bincount(rows, minlength=n_rows) > 0
+    has_columns = np.bincount(rows, minlength=n_rows) > 0
     labels = model.row_labels()
-    broken = np.flatnonzero(~filled & ~((lower <= 0) & (upper >= 0)))
-    if broken.size:
+    violated = np.flatnonzero(~has_columns & ~((lower <= 0) & (upper >= 0)))
+    if violated.size:
         form = StandardForm.from_arrays(
-            np.zeros((1, 0)), [], row_lower=1.0, rows=(labels[broken[0]],)
+            np.zeros((1, 0)), [], row_lower=1.0, rows=(labels[violated[0]],)
         )
         positions = np.full(model.n_columns, -1, dtype=np.int32)
         return replace(form, layout=Layout(model, positions, fixed, {}))
     costs = np.zeros(model.n_columns)
     offset = model.offset
     for cost, column in model.costs:
-        if free[column]:
+        if is_free[column]:
             costs[column] += cost
         else:
             offset += cost * fixed[column]
-    used = costs != 0
-    used[columns[values != 0]] = True
-    order = _order(model, np.concatenate(([c for _, c in model.costs], columns)).astype(np.int64))
-    order = order[used[order]]
+    is_used = costs != 0
+    is_used[columns[values != 0]] = True
+    order = _order_by_family(
+        model, np.concatenate(([c for _, c in model.costs], columns)).astype(np.int64)
+    )
+    order = order[is_used[order]]
     positions = np.full(model.n_columns, -1, dtype=np.int32)
     positions[order] = np.arange(order.size, dtype=np.int32)
     check_time_limit()
-    said = values != 0
-    counts = np.bincount(rows[said], minlength=n_rows)[filled]
+    is_nonzero = values != 0
+    counts = np.bincount(rows[is_nonzero], minlength=n_rows)[has_columns]
     ends = np.concatenate(([0], np.cumsum(counts)))
     matrix = csr_array(
-        (values[said], positions[columns[said]], ends), shape=(counts.size, order.size)
+        (values[is_nonzero], positions[columns[is_nonzero]], ends), shape=(counts.size, order.size)
     )
     names = model.column_labels()
     form = StandardForm.from_arrays(
@@ -76,28 +82,28 @@ def form_of(model: Model) -> StandardForm:
         lower=np.array(model.lower)[order],
         upper=np.array(model.upper)[order],
         integer=np.array(model.integer, dtype=np.bool_)[order],
-        row_lower=lower[filled],
-        row_upper=upper[filled],
+        row_lower=lower[has_columns],
+        row_upper=upper[has_columns],
         offset=offset,
         columns=[names[column] for column in order.tolist()],
-        rows=labels if filled.all() else list(compress(labels, filled.tolist())),
+        rows=labels if has_columns.all() else list(compress(labels, has_columns.tolist())),
     )
     return replace(form, layout=Layout(model, positions, fixed, model.limits))
 
 
-def layout_of(form: StandardForm) -> Layout:
-    """Return the positions of a model's columns in its form."""
+def require_layout(form: StandardForm) -> Layout:
+    """Return the layout of a form made by `to_standard_form`; raise ValueError for other forms."""
     if form.layout is None:
-        msg = "the form is not that of a model of arrays"
+        msg = "the form was not made from an array model"
         raise ValueError(msg)
     return form.layout
 
 
-def _order(model: Model, mentioned: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return all columns, those of the family that is mentioned first before those of others."""
+def _order_by_family(model: Model, mentioned: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return all columns of the model, sorted by the first mention of their family."""
     sizes = [len(columns) for columns in model.families.values()]
     family = np.repeat(np.arange(len(sizes)), sizes)
-    named, first = np.unique(family[mentioned], return_index=True)
+    mentioned_families, first_mention = np.unique(family[mentioned], return_index=True)
     rank = np.full(len(sizes), mentioned.size)
-    rank[named] = first
+    rank[mentioned_families] = first_mention
     return np.argsort(rank[family], kind="stable")

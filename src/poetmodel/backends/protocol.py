@@ -1,4 +1,4 @@
-"""Input and output of a back end: limits, progress on the way, separate facts."""
+"""Input and output types of back ends: limits, progress, capabilities, statuses, solutions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 OnProgress: TypeAlias = "Callable[[BackendProgress], bool | None]"
-"""Gets progress; returning False stops the solve."""
+"""Progress callback; the solve stops if it returns False."""
 OptionValue: TypeAlias = bool | int | float | str
-"""Types of a solver's own options."""
+"""Types of the values of solver-specific options."""
 
 _MAX_SEED: Final = 2_000_000_000
 _MAX_THREADS: Final = 1024
@@ -30,7 +30,7 @@ _MAX_TOLERANCE: Final = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When a solver has to stop, and how it works until then.
+    """Stopping criteria and settings of one solve.
 
     Examples
     --------
@@ -39,28 +39,30 @@ class Limits:
     """
 
     time_s: float | None = None
-    """Wall time of a whole call, building the solver's model included [s]; None for no limit."""
+    """Wall-clock limit of a call, including the time to build the solver's model [s]; None for no
+    limit."""
     rel_gap: float = 1e-4
     """Stop when ``|objective - bound| <= rel_gap * |objective|``."""
     abs_gap: float = 1e-9
     """Stop when ``|objective - bound| <= abs_gap``."""
     threads: int = 1
-    """Threads that a solver may use; SCIP searches with one."""
+    """Maximum number of threads; SCIP uses one."""
     seed: int = 0
-    """Seed of the solver's random choices."""
+    """Seed of the solver's random number generator."""
     objective_stop: float | None = None
-    """Stop at the first solution at least as good as this."""
+    """Stop at the first solution whose objective is at least as good as this value."""
     objective_cutoff: float | None = None
-    """Look only for solutions at least as good as this; see `SolverStatus.CUTOFF`."""
+    """Search only for solutions whose objective is at least as good as this value; see
+    `SolverStatus.CUTOFF`."""
     presolve: bool = True
-    """Whether the solver may reduce a model before it solves it; faults of that are its most
-    common ones."""
+    """Whether the solver may presolve; most bugs of solvers that we met are in presolve."""
     tolerance: float = 1e-7
-    """How far a row, a bound or an integer may be off, absolutely, in the solver's eyes."""
+    """Absolute feasibility and integrality tolerance of rows, bounds and integer columns."""
     log: Callable[[str], None] | None = None
-    """Receives the solver's log as it comes, in pieces; None keeps the solver quiet."""
+    """Receives the solver's log in pieces during the solve; None turns the log off."""
     options: Mapping[str, OptionValue] = field(default_factory=lambda: MappingProxyType({}))
-    """The solver's own options by its own names, set last, so that they win."""
+    """Solver-specific options by the solver's names. They are set last and override the fields
+    above."""
 
     def __post_init__(self) -> None:
         time_s = self.time_s is None or 0 < self.time_s < math.inf
@@ -69,134 +71,147 @@ class Limits:
             ("time_s", "a finite number of seconds above 0", time_s),
             ("rel_gap", "a finite number of 0 or more", 0 <= self.rel_gap < math.inf),
             ("abs_gap", "a finite number of 0 or more", 0 <= self.abs_gap < math.inf),
-            ("threads", "a whole number of 1 or more", _whole(self.threads, 1, _MAX_THREADS)),
-            ("seed", f"a whole number from 0 to {_MAX_SEED}", _whole(self.seed, 0, _MAX_SEED)),
+            (
+                "threads",
+                "a whole number of 1 or more",
+                _is_whole_in_range(self.threads, 1, _MAX_THREADS),
+            ),
+            (
+                "seed",
+                f"a whole number from 0 to {_MAX_SEED}",
+                _is_whole_in_range(self.seed, 0, _MAX_SEED),
+            ),
             ("objective_stop", "a finite number", math.isfinite(self.objective_stop or 0)),
             ("objective_cutoff", "a finite number", math.isfinite(self.objective_cutoff or 0)),
             ("tolerance", f"a number from {_MIN_TOLERANCE} to {_MAX_TOLERANCE}", tolerance),
         )
         faults = [
-            f"{name}: expected {wanted}, got {getattr(self, name)!r}"
-            for name, wanted, fine in checks
-            if not fine
+            f"{name}: expected {expected}, got {getattr(self, name)!r}"
+            for name, expected, is_valid in checks
+            if not is_valid
         ]
         if faults:
             raise InputError(faults)
 
 
-def _whole(value: object, least: int, most: int) -> bool:
+def _is_whole_in_range(value: object, min_value: int, max_value: int) -> bool:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
-    return least <= int(value) <= most
+    return min_value <= int(value) <= max_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BackendProgress:
-    """How far a running solve has come, in the model's sense."""
+    """Progress of a running solve; objective and bound are in the model's sense."""
 
     incumbent: float | None
     """Objective of the best solution so far; None without one."""
     bound: float | None
     """Best proven bound so far; None without one."""
     x: NDArray[np.float64] | None
-    """The new best solution, integers rounded; None where this call does not bring a new one."""
+    """The new incumbent with integers rounded; None unless this report announces a new
+    incumbent."""
     nodes: int | None = None
-    """Nodes of the search tree so far, at most 1 at the root; None if the solver has not said."""
+    """Branch-and-bound nodes so far, at most 1 at the root; None until the solver reports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a back end can do, beside solving a model to its end."""
+    """Optional features of a back end."""
 
     integers: bool = True
-    """Solves models with integers; all solve linear ones."""
+    """Solves models with integer columns; every back end solves continuous models."""
     starts: bool = True
-    """Begins from values that it is given, and tells whether it could use them."""
+    """Accepts a start (MIP start) and reports whether it was accepted."""
     callbacks: bool = True
-    """Reports solutions and bounds on the way, and stops when it is told to."""
+    """Reports solutions and bounds during the solve, and stops on request."""
     cutoffs: bool = True
     """Honours `Limits.objective_stop` and `Limits.objective_cutoff`."""
     absolute_gap: bool = True
     """Honours `Limits.abs_gap`."""
     log: bool = True
-    """Passes its log on."""
+    """Passes the solver's log to `Limits.log`."""
     threads: bool = True
     """Uses more than one thread."""
     licence_free_size: int | None = None
-    """Columns and rows that the licence in its package allows each; None if there is no limit."""
+    """Maximum number of columns, and of rows, under the licence in its package; None for no
+    limit."""
 
 
 class SolverStatus(StrEnum):
-    """Why a solver stopped; every back end has a closed table from its own statuses to these."""
+    """Reason why a solver stopped; each back end maps all of its solver's statuses to these."""
 
     OPTIMAL = "optimal"
-    """Gap at most the tolerance."""
+    """Proved: the gap is at most `Limits.rel_gap` or `Limits.abs_gap`."""
     INFEASIBLE = "infeasible"
-    """Proved: no solution at all."""
+    """Proved: the model has no solution."""
     UNBOUNDED = "unbounded"
-    """Proved: there are solutions, and none is best."""
+    """Proved: there are solutions with arbitrarily good objectives."""
     CUTOFF = "cutoff"
-    """Proved: no solution is better than `Limits.objective_cutoff`."""
+    """Proved: no solution has an objective better than `Limits.objective_cutoff`."""
     OBJECTIVE_STOP = "objective_stop"
-    """A solution reached `Limits.objective_stop`."""
+    """A solution's objective reached `Limits.objective_stop`."""
     TIME_LIMIT = "time_limit"
     """Wall-clock limit reached; there may or may not be a solution."""
     INTERRUPTED = "interrupted"
     """Stopped by the stop event, by `on_progress`, or by Ctrl-C."""
     OTHER_LIMIT = "other_limit"
-    """A limit among `Limits.options` (nodes, memory, solutions), or numerical trouble."""
+    """A limit in `Limits.options` (nodes, memory, solutions) was reached, or the numerics
+    failed."""
     INFEASIBLE_OR_UNBOUNDED = "infeasible_or_unbounded"
-    """The solver left open which; never in what `Solver.solve` returns."""
+    """The solver did not distinguish the two; `Solver.solve` never returns this status."""
     FAILED = "failed"
-    """Not a result; `Solver.solve` raises instead."""
+    """The solver failed; `Solver.solve` raises `BackendError` instead of returning this status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Basis:
-    """Where the optimum of a linear model lies, in values of the solver that has found it."""
+    """Optimal simplex basis of a model without integers, in the solver's own status values."""
 
     columns: Sequence[Any]
-    """Whether each column is basic, or at which bound it is."""
+    """Basis status of each column: basic, or nonbasic at a bound."""
     rows: Sequence[Any]
-    """The same of each row."""
+    """Basis status of each row."""
     basic: Any
-    """Value that stands for "basic"; a row that the optimum did not know is so at first."""
+    """Solver's value for "basic"; rows that are added later start with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawSolution:
-    """Output of a solver; nothing in it has been verified yet.
+    """Result of a solver, not yet verified by the simulator.
 
-    `Solver.run` gives status, solution, bound and nodes as the solver says them; `Solver.solve`
-    makes them keep the common promises and adds the rest.
+    `Solver.run` fills in status, solution, bound and nodes as the solver reports them;
+    `Solver.solve`
+    corrects inconsistent values and fills in the remaining fields.
     """
 
     status: SolverStatus
-    """Why it stopped."""
+    """Reason why the solver stopped."""
     x: NDArray[np.float64] | None = None
-    """Best solution found, integers rounded, one value per column; None without one."""
+    """Best solution found, shape (n_columns,), integers rounded; None without a solution."""
     objective: float | None = None
-    """Objective of `x`, computed from it, in the model's sense."""
+    """Objective of `x` in the model's sense, computed from `x`; None without a solution."""
     bound: float | None = None
-    """Proven bound in the model's sense, never beyond `objective`; None without one."""
+    """Proven bound in the model's sense, never better than `objective`; None without a bound."""
     nodes: int | None = None
     """Branch-and-bound nodes; None for a model without integers."""
     root_bound: float | None = None
-    """Bound before the first branching; None without integers, or where there was none."""
+    """Bound before the first branching; None for a model without integers, or without such a
+    bound."""
     basis: Basis | None = None
-    """Basis of the optimum of a model without integers, if the solver tells it."""
+    """Optimal basis of a model without integers; None if the solver returns none."""
     build_s: float = 0.0
-    """Time to hand the model over [s]."""
+    """Time to build the solver's model [s]."""
     solve_s: float = 0.0
     """Time in the solver [s]."""
     start_accepted: bool | None = None
-    """True: the start is complete and feasible, so `x` is at least as good; False: it is complete
-    and breaks the model; None: no start, or a partial one, which the solver may use as it can."""
+    """True: the start is complete and feasible, so `x` is at least as good. False: the start is
+    complete and infeasible. None: there is no start, or a partial one, which the solver may use."""
     solved_again: bool = False
-    """Whether a run went wrong, so that the model was solved again, in a safer way: what
-    was reported before, bounds above all, is void."""
+    """Whether a first solve was wrong and the model was solved again without presolve or start. All
+    progress reported before is then void, above all the bounds."""
 
     @property
     def infeasible(self) -> bool:
-        """Whether the solver proved that there is no solution at all."""
+        """Whether the solver proved that the model has no solution."""
         return self.status is SolverStatus.INFEASIBLE

@@ -1,7 +1,7 @@
-"""Which back ends there are, and whether they work here.
+"""Registry of back ends by name.
 
-A back end is a subclass of `Solver` that declares itself. `register` adds one; a built-in one is
-named here with the place of its class, which is imported when it is first asked for.
+A back end is a subclass of `Solver`. `register` adds one. Built-in back ends are listed here by
+module and class; the module is imported when the back end is first requested.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ _registered: Final[dict[str, type[Solver]]] = {}
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return the names of all back ends, the default one first, whether installed or not."""
+    """Return the names of all registered back ends, installed or not, the default one first."""
     return (*_BUILT_IN, *_registered)
 
 
 def register(solver: type[Solver]) -> type[Solver]:
-    """Make a back end known by its name, to `solve`, to commands and to reports.
+    """Register a back end under its name, for `solve`, commands and reports.
 
     Parameters
     ----------
     solver : type of Solver
-        The class, with all that it declares. May be used as a decorator.
+        The class, with its declarations (`name`, `display_name`, `package`, `remedy`). May be used
+        as a decorator.
 
     Raises
     ------
     InputError
-        If it lacks a declaration, or another back end has its name.
+        If a declaration is missing, or another back end has the same name.
     """
     missing = [
         name
@@ -49,13 +50,13 @@ def register(solver: type[Solver]) -> type[Solver]:
     if missing:
         raise InputError(f"back end {solver.__name__}: declares no {', '.join(missing)}")
     if solver.name in _BUILT_IN or _registered.get(solver.name, solver) is not solver:
-        raise InputError(f"back end {solver.__name__}: another one is called {solver.name!r}")
+        raise InputError(f"back end {solver.__name__}: the name {solver.name!r} is already taken")
     _registered[solver.name] = solver
     return solver
 
 
 def backend_class(name: str) -> type[Solver]:
-    """Return the class of a back end by its name; imports no solver.
+    """Return the class of a back end by its name; does not import the solver.
 
     Raises
     ------
@@ -77,7 +78,7 @@ def backend_class(name: str) -> type[Solver]:
 
 
 def backend(name: str) -> Solver:
-    """Return a back end by its name; its package is needed only when it solves.
+    """Return a new back end by its name; the solver's package is imported only when it solves.
 
     Parameters
     ----------
@@ -98,5 +99,5 @@ def backend(name: str) -> Solver:
 
 
 def solver_packages() -> tuple[str, ...]:
-    """Return the packages of all back ends."""
+    """Return the Python package of each registered back end."""
     return tuple(backend_class(name).package for name in backend_names())

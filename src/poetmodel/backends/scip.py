@@ -2,8 +2,8 @@
 
 Notes
 -----
-SCIP searches with one thread; `Limits.threads` changes nothing. Its relative gap is measured
-against the smaller of objective and bound, so that it never stops earlier than the others.
+SCIP searches with one thread and ignores `Limits.threads`. Its relative gap is relative to the
+smaller of objective and bound, so that it never stops at a larger gap than the other solvers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.call import SolverCall, finite
+from poetmodel.backends.call import SolverCall, finite_or_none
 from poetmodel.backends.protocol import Capabilities, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
@@ -52,7 +52,7 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
 
 
 class Scip(Solver):
-    """Solves with SCIP, in this process."""
+    """Back end that solves with SCIP in this process."""
 
     name = "scip"
     package = "pyscipopt"
@@ -88,30 +88,30 @@ class Scip(Solver):
         pyscipopt = self.module()
         model = pyscipopt.Model()
         model.hideOutput()
-        variables = _load(pyscipopt, model, call.form)
+        variables = _add_columns_and_rows(pyscipopt, model, call.form)
         _configure(model, call)
         if call.start is not None:
-            _offer(model, variables, call.start)
-        with _log(model, call) as pass_on:
-            _listen(pyscipopt, model, variables, call, pass_on)
-            remaining_s = call.built()
+            _add_start(model, variables, call.start)
+        with _log_forwarder(model, call) as forward_log:
+            _attach_event_handler(pyscipopt, model, variables, call, forward_log)
+            remaining_s = call.finish_build()
             if remaining_s == 0.0:
                 return RawSolution(status=SolverStatus.TIME_LIMIT)
             if remaining_s is not None and "limits/time" not in call.options:
                 _set(model, "limits/time", remaining_s)
             _optimize(model)
         status = self.translate(model.getStatus(), STATUS)
-        outcome = _collect(model, variables, call.form, status)
+        outcome = _read_result(model, variables, call.form, status)
         model.freeProb()
         return outcome
 
 
 @contextmanager
-def _log(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
-    """Give a function that passes on what SCIP has logged since it was last called.
+def _log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
+    """Yield a function that passes new log output of SCIP to the call.
 
-    SCIP's log goes through a file: redirecting its output to Python crashes the process when a
-    solve without the GIL writes to it.
+    SCIP writes its log to a temporary file. Redirecting its output to Python crashes the process if
+    a solve without the GIL writes to it.
     """
     if call.limits.log is None:
         yield lambda: None
@@ -121,21 +121,21 @@ def _log(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
         model.setLogfile(str(path))
         with path.open("rb") as stream:
 
-            def pass_on() -> None:
-                call.write(stream.read().decode("utf-8", errors="replace"))
+            def forward_log() -> None:
+                call.write_log(stream.read().decode("utf-8", errors="replace"))
 
             try:
-                yield pass_on
+                yield forward_log
             finally:
                 model.setLogfile(None)
-                pass_on()
+                forward_log()
 
 
 def _optimize(model: Any) -> None:
-    """Solve without the GIL, which ``optimize`` would keep from all other threads."""
+    """Solve without the GIL, because ``optimize`` would block all other threads."""
     try:
         model.optimizeNogil()
-    except Exception as error:  # PySCIPOpt knows nothing more specific
+    except Exception as error:  # PySCIPOpt raises no more specific class
         raise BackendError(f"backend 'scip': failed ({error})") from error
 
 
@@ -168,31 +168,34 @@ def _set(model: Any, name: str, value: OptionValue) -> None:
         ) from error
 
 
-def _load(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
-    """Add columns and rows; rows go in coefficient by coefficient, which is the quickest way."""
+def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
+    """Add columns and rows to the model; return the variables.
+
+    Rows are built coefficient by coefficient, which is the fastest option.
+    """
     infinity = model.infinity()
-    stated = (form.lower, form.upper, form.integer, form.objective)
-    columns = zip(*(values.tolist() for values in stated), strict=True)
+    arrays = (form.lower, form.upper, form.integer, form.objective)
+    columns = zip(*(values.tolist() for values in arrays), strict=True)
     variables = [
         model.addVar(
             name=f"x{j}",
-            vtype="I" if whole else "C",
+            vtype="I" if is_integer else "C",
             lb=max(low, -infinity),
             ub=min(up, infinity),
             obj=cost,
         )
-        for j, (low, up, whole, cost) in enumerate(columns)
+        for j, (low, up, is_integer, cost) in enumerate(columns)
     ]
     ends = form.matrix.indptr.tolist()
     indices, data = form.matrix.indices.tolist(), form.matrix.data.tolist()
     sides = zip(form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
     for i, (low, up) in enumerate(sides):
         begin, end = ends[i], ends[i + 1]
-        least, most = (None if abs(side) >= infinity else side for side in (low, up))
-        if begin == end or (least is None and most is None):
+        row_low, row_up = (None if abs(side) >= infinity else side for side in (low, up))
+        if begin == end or (row_low is None and row_up is None):
             continue
         head = data[begin] * variables[indices[begin]]
-        row = model.addCons(pyscipopt.ExprCons(head, least, most), name=f"c{i}")
+        row = model.addCons(pyscipopt.ExprCons(head, row_low, row_up), name=f"c{i}")
         for k in range(begin + 1, end):
             model.addCoefLinear(row, variables[indices[k]], data[k])
     if form.sense == MAXIMIZE:
@@ -201,43 +204,49 @@ def _load(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
     return variables
 
 
-def _offer(model: Any, variables: list[Any], start: NDArray[np.float64]) -> None:
-    """Add the start to SCIP's solutions; SCIP completes a partial one if it can."""
-    partial = bool(np.isnan(start).any())
-    solution = model.createPartialSol() if partial else model.createSol()
+def _add_start(model: Any, variables: list[Any], start: NDArray[np.float64]) -> None:
+    """Add the start to SCIP's solutions. SCIP tries to complete a partial start."""
+    is_partial = bool(np.isnan(start).any())
+    solution = model.createPartialSol() if is_partial else model.createSol()
     for variable, value in zip(variables, start.tolist(), strict=True):
         if not math.isnan(value):
             model.setSolVal(solution, variable, value)
     model.addSol(solution)
 
 
-def _listen(
-    pyscipopt: Any, model: Any, variables: list[Any], call: SolverCall, pass_on: Callable[[], None]
+def _attach_event_handler(
+    pyscipopt: Any,
+    model: Any,
+    variables: list[Any],
+    call: SolverCall,
+    forward_log: Callable[[], None],
 ) -> None:
-    """Route SCIP's events to the call."""
+    """Register an event handler that forwards solutions, bounds and log to the call."""
     kinds, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
     def values() -> NDArray[np.float64]:
         best = model.getBestSol()
         return np.array([model.getSolVal(best, variable) for variable in variables])
 
-    def happened(_: Any, event: Any) -> None:
-        bound = finite(model.getDualbound())
+    def on_event(_: Any, event: Any) -> None:
+        bound = finite_or_none(model.getDualbound())
         if event.getType() == kinds.BESTSOLFOUND:
-            # during this event SCIP's primal bound is still that of the solution before
-            halt = call.solution(model.getSolObjVal(model.getBestSol()), values, bound)
+            # in this event SCIP's primal bound is still the value of the previous solution
+            should_stop = call.report_solution(
+                model.getSolObjVal(model.getBestSol()), values, bound
+            )
         else:
-            halt = call.tick(bound, model.getNTotalNodes())
-        pass_on()
-        # SCIP refuses while it sets up the search; the next event finds the call stopping, too.
-        if (halt or call.stopping) and model.getStage() != stages.INITSOLVE:
+            should_stop = call.report_progress(bound, model.getNTotalNodes())
+        forward_log()
+        # SCIP refuses an interrupt while it sets up the search; a later event interrupts then.
+        if (should_stop or call.should_stop) and model.getStage() != stages.INITSOLVE:
             model.interruptSolve()
 
     names = ("BESTSOLFOUND", "PRESOLVEROUND", "FIRSTLPSOLVED", "LPSOLVED", "NODEFOCUSED")
-    model.attachEventHandlerCallback(happened, [getattr(kinds, name) for name in names])
+    model.attachEventHandlerCallback(on_event, [getattr(kinds, name) for name in names])
 
 
-def _collect(
+def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
     x = None
@@ -245,4 +254,4 @@ def _collect(
         best = model.getBestSol()
         x = np.array([model.getSolVal(best, variable) for variable in variables])
     nodes = int(model.getNTotalNodes()) if form.is_mip else None
-    return RawSolution(status=status, x=x, bound=finite(model.getDualbound()), nodes=nodes)
+    return RawSolution(status=status, x=x, bound=finite_or_none(model.getDualbound()), nodes=nodes)

@@ -1,4 +1,4 @@
-"""Common part of all back ends: the course of a solve around the solver itself."""
+"""`Solver`, the base class of back ends: checks and corrections around each solve."""
 
 from __future__ import annotations
 
@@ -31,49 +31,50 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_CERTAIN: Final = 1e-9
-"""A start that breaks the model by no more than this disproves "infeasible"."""
+_ROUNDING: Final = 1e-9
+"""Maximum violation up to which a start disproves the status "infeasible"."""
 
-_WITHOUT_SOLUTION: Final = frozenset(
+_NO_SOLUTION_STATUSES: Final = frozenset(
     {SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED, SolverStatus.CUTOFF}
 )
 
 
 class Solver(ABC):
-    """A back end: subclasses fill in `run`.
+    """Base class of back ends; subclasses implement `run` and `versions`.
 
-    Every solve makes a solver object of its own, so that calls do not influence each other.
+    Each solve creates a new solver object, so that calls do not influence each other.
     """
 
     name: ClassVar[str]
-    """Name by which users choose it."""
+    """Name by which users select the back end."""
     display_name: ClassVar[str]
-    """Its name as its authors write it."""
+    """Name of the solver as its authors spell it."""
     package: ClassVar[str]
-    """Package to install, and module that has to be importable."""
+    """Package to install; also the name of the module to import."""
     remedy: ClassVar[str]
-    """Command that installs it."""
+    """Command that installs the package."""
     capabilities: ClassVar[Capabilities] = Capabilities()
     statuses: ClassVar[Mapping[Any, SolverStatus]] = MappingProxyType({})
-    """Meaning of each status of the solver: a closed table."""
+    """`SolverStatus` of each status of the solver; unlisted statuses are errors."""
     managed_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Options of the solver that `poetmodel.solve` sets itself, with the parameter that does."""
+    """Options of the solver that `poetmodel.solve` sets itself, each with the parameter that sets
+    it."""
     node_limit_option: ClassVar[str] = ""
-    """Option that limits branch-and-bound nodes; empty without one."""
+    """Solver option that limits branch-and-bound nodes; empty if there is none."""
     gap_option: ClassVar[str] = ""
-    """Option that is the relative gap at which the solver stops; empty without one."""
+    """Solver option for the relative gap at which it stops; empty if there is none."""
     options_page: ClassVar[str] = ""
-    """Page that lists the options of the solver."""
+    """URL of the list of the solver's options."""
 
     def check_options(self, options: Mapping[Any, Any]) -> None:
-        """Refuse options that the solver does not know, or that parameters of `solve` set.
+        """Check solver options by solving a trivial model with them.
 
         Raises
         ------
         BackendUnavailableError
             If the package is missing.
         InputError
-            If an option is one that `poetmodel.solve` sets itself, or no name with a value.
+            If `poetmodel.solve` sets an option itself, or a name or value has a wrong type.
         UnknownOptionError
             If the solver does not know an option, or refuses its value.
         """
@@ -90,15 +91,17 @@ class Solver(ABC):
                 )
             elif name.casefold() in managed:
                 parameter = managed[name.casefold()]
-                faults.append(f"solver_options: {name!r} is what {parameter} sets; use that")
+                faults.append(f"solver_options: {name!r} is set by {parameter}; use that parameter")
         if faults:
             raise InputError(faults)
         if options:
-            nothing = StandardForm.from_arrays(np.zeros((1, 1)), [0.0], upper=1.0, row_upper=1.0)
-            self.solve(nothing, Limits(options=options))
+            trivial_model = StandardForm.from_arrays(
+                np.zeros((1, 1)), [0.0], upper=1.0, row_upper=1.0
+            )
+            self.solve(trivial_model, Limits(options=options))
 
     def available(self) -> bool:
-        """Return whether its package is installed; imports nothing."""
+        """Return whether the solver's package is installed; does not import it."""
         return importlib.util.find_spec(self.package) is not None
 
     @abstractmethod
@@ -118,7 +121,7 @@ class Solver(ABC):
         Returns
         -------
         RawSolution
-            What the solver says: status, and as far as known solution, bound and nodes.
+            Status, and if known solution, bound and nodes, as the solver reports them.
         """
 
     def solve(
@@ -131,7 +134,7 @@ class Solver(ABC):
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> RawSolution:
-        """Solve a model.
+        """Solve a model, check the result, and correct it or raise if it is inconsistent.
 
         Parameters
         ----------
@@ -140,15 +143,16 @@ class Solver(ABC):
         limits : Limits
             When to stop.
         start : ndarray of float64, shape (n_columns,)
-            Values to begin from; NaN where none is given.
+            Start value of each column; NaN for columns without one.
         basis : Basis
-            Of a like model without integers, which this solver has solved: for each of this one's
-            columns and rows. HiGHS begins from it, without presolve; the others do not look at it.
+            Basis of a similar model without integers that this solver has solved, with one entry
+            per column and row of `form`. HiGHS starts from it without presolve; other solvers
+            ignore it.
         on_progress : callable
-            Called from the solver's thread at every better solution and otherwise a few times a
-            second; returning False stops the solve, an exception stops it and is raised again.
+            Called from the solver's thread at each new incumbent, and otherwise a few times a
+            second. Returning False stops the solve. An exception stops it and is raised again.
         stop : threading.Event
-            Stops the solve when set, by any thread.
+            Stops the solve when any thread sets it.
 
         Raises
         ------
@@ -157,35 +161,38 @@ class Solver(ABC):
         UnknownOptionError
             If the solver does not know one of `Limits.options`, or refuses its value.
         BackendError
-            If the solver fails, or returns what cannot be a solution.
+            If the solver fails, or returns an invalid solution.
         """
         call = SolverCall(form, limits, on_progress, stop)
         self.module()
-        known, accepted = _examine(start, form, limits)
-        call.start, call.basis = known, basis
-        if accepted and known is not None:
-            call.solution(form.value(known), lambda: known)
-        raw = _settled(call) or self.run(call)
-        if _is_disproved(raw, form, limits, known if accepted else None) and limits.presolve:
+        start_values, is_accepted = _check_start(start, form, limits)
+        call.start, call.basis = start_values, basis
+        if is_accepted and start_values is not None:
+            call.report_solution(form.value(start_values), lambda: start_values)
+        raw = _trivial_solution(call) or self.run(call)
+        if (
+            _is_disproved(raw, form, limits, start_values if is_accepted else None)
+            and limits.presolve
+        ):
             call.limits = replace(limits, presolve=False)
-            call.forget()
+            call.discard_progress()
             raw = replace(self.run(call), solved_again=True)
         call.raise_failure()
-        if raw.status is SolverStatus.FAILED and call.stopping:
+        if raw.status is SolverStatus.FAILED and call.should_stop:
             raw = replace(raw, status=SolverStatus.INTERRUPTED)
         if raw.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
-            raw = replace(raw, status=self._decide(call))
+            raw = replace(raw, status=self._distinguish_infeasible(call))
         raw = replace(raw, root_bound=call.root_bound)
-        raw = _honest(raw, form, limits, known if accepted else None)
+        raw = _corrected(raw, form, limits, start_values if is_accepted else None)
         return replace(
             raw,
             build_s=call.build_s,
             solve_s=max(0.0, call.elapsed_s - call.build_s),
-            start_accepted=False if accepted and raw.infeasible else accepted,
+            start_accepted=False if is_accepted and raw.infeasible else is_accepted,
         )
 
     def module(self) -> Any:
-        """Import the solver's package.
+        """Import and return the solver's package.
 
         Raises
         ------
@@ -195,7 +202,7 @@ class Solver(ABC):
         try:
             return importlib.import_module(self.package)
         except ImportError as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while it was loaded
+            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C during the import
                 raise error.__cause__ from None
             raise BackendUnavailableError(
                 f"backend {self.name!r}: the package {self.package} is missing or cannot be loaded "
@@ -203,12 +210,12 @@ class Solver(ABC):
             ) from error
 
     def translate(self, status: object, table: Mapping[Any, SolverStatus]) -> SolverStatus:
-        """Look a solver's own status up in its closed table.
+        """Return the `SolverStatus` of a solver's own status.
 
         Raises
         ------
         BackendError
-            If the table lacks it.
+            If the status is missing in the table.
         """
         try:
             return table[status]
@@ -217,27 +224,37 @@ class Solver(ABC):
                 f"backend {self.name!r}: returned the unknown status {status!r}"
             ) from None
 
-    def _decide(self, call: SolverCall) -> SolverStatus:
-        """Tell infeasible from unbounded: by the bounds, else by solving for any solution."""
+    def _distinguish_infeasible(self, call: SolverCall) -> SolverStatus:
+        """Return INFEASIBLE or UNBOUNDED for a status that leaves the two open.
+
+        A model whose bounds limit the objective is infeasible. Otherwise the model is solved again
+        without objective; the status is INTERRUPTED or TIME_LIMIT if that solve does not finish.
+        """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
             return SolverStatus.INFEASIBLE
-        if call.stopping:
+        if call.should_stop:
             return SolverStatus.INTERRUPTED
         if remaining_s == 0.0:
             return SolverStatus.TIME_LIMIT
-        anything = replace(form, objective=np.zeros(form.n_columns))
+        without_objective = replace(form, objective=np.zeros(form.n_columns))
         limits = replace(
             call.limits, time_s=remaining_s, objective_stop=None, objective_cutoff=None
         )
-        status = self.run(SolverCall(anything, limits, lambda _: not call.stopping)).status
+        status = self.run(
+            SolverCall(without_objective, limits, lambda _: not call.should_stop)
+        ).status
         return SolverStatus.UNBOUNDED if status is SolverStatus.OPTIMAL else status
 
 
-def _examine(
+def _check_start(
     start: NDArray[np.float64] | None, form: StandardForm, limits: Limits
 ) -> tuple[NDArray[np.float64] | None, bool | None]:
-    """Return the start with its near-integers rounded, and whether it is a solution."""
+    """Return (start with near-integers rounded, whether it is feasible).
+
+    Both are None without any value; the second is None for a partial start. Raises `InputError` for
+    a wrong shape or an infinite value.
+    """
     if start is None:
         return None, None
     values = np.array(start, dtype=np.float64)
@@ -247,38 +264,46 @@ def _examine(
         )
     if np.isinf(values).any():
         raise InputError(
-            "start: expected finite values, or NaN where none is given, got an infinite one"
+            "start: expected finite values, or NaN for columns without a value, got an infinite one"
         )
-    whole = np.rint(values)
-    near = form.integer & (np.abs(values - whole) <= limits.tolerance)
-    values = np.where(near, whole, values)
-    given = ~np.isnan(values)
-    if not given.all():
-        return (values, None) if given.any() else (None, None)
+    rounded = np.rint(values)
+    is_near_integer = form.integer & (np.abs(values - rounded) <= limits.tolerance)
+    values = np.where(is_near_integer, rounded, values)
+    is_given = ~np.isnan(values)
+    if not is_given.all():
+        return (values, None) if is_given.any() else (None, None)
     return values, form.violation(values) <= limits.tolerance
 
 
-def _settled(call: SolverCall) -> RawSolution | None:
-    """Answer without a solver where there is nothing to solve, or no time to."""
+def _trivial_solution(call: SolverCall) -> RawSolution | None:
+    """Return the result of a model that is infeasible by inspection or has no columns, else None.
+
+    A call that must already stop returns the status INTERRUPTED.
+    """
     form = call.form
     if form.contradiction() is not None:
         return RawSolution(status=SolverStatus.INFEASIBLE, nodes=0 if form.is_mip else None)
     if form.n_columns == 0:
         return RawSolution(status=SolverStatus.OPTIMAL, x=np.zeros(0), bound=form.offset)
-    if call.stopping:
+    if call.should_stop:
         return RawSolution(status=SolverStatus.INTERRUPTED)
     return None
 
 
-def _honest(
+def _corrected(
     raw: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> RawSolution:
-    """Make what a solver says keep the common promises; `start` is one that is a solution."""
+    """Return the solver's result with inconsistent values corrected.
+
+    Integers are rounded, bounds are clipped at the objective, statuses take the cutoff into
+    account, and a feasible `start` replaces a missing or worse solution. Raises `BackendError` if
+    the solver failed, or claims optimality without a solution.
+    """
     x = None if raw.x is None else round_binaries(raw.x, form)
-    status = _heed_cutoff(raw.status, x, form, limits.objective_cutoff)
+    status = _correct_status(raw.status, x, form, limits.objective_cutoff)
     if _is_disproved(raw, form, limits, start):
         status = SolverStatus.OTHER_LIMIT
-    if status in _WITHOUT_SOLUTION:
+    if status in _NO_SOLUTION_STATUSES:
         x = None
     elif start is not None and (x is None or _is_worse(form.value(x), form.value(start), form)):
         x = round_binaries(start, form)
@@ -286,7 +311,7 @@ def _honest(
     if failed or (status is SolverStatus.OPTIMAL and x is None):
         raise BackendError(f"the solver stopped without a result ({raw.status})")
     objective = None if x is None else form.value(x)
-    bound = _honest_bound(raw.bound, status, objective, form, limits.objective_cutoff)
+    bound = _correct_bound(raw.bound, status, objective, form, limits.objective_cutoff)
     root = raw.root_bound if raw.nodes is not None else None
     if raw.nodes in (0, 1):
         root = bound
@@ -298,39 +323,43 @@ def _honest(
 def _is_disproved(
     raw: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> bool:
-    """Return whether a model that is called infeasible has the start as a solution.
+    """Return whether the start is feasible although the solver reported the model as infeasible.
 
-    One that is off by the tolerance disproves nothing, nor does one beyond a cutoff.
+    A start with a violation above `_ROUNDING` disproves nothing, nor does any start if there is a
+    cutoff.
     """
     if raw.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
         return False
-    return start is not None and form.violation(start) <= _CERTAIN
+    return start is not None and form.violation(start) <= _ROUNDING
 
 
-def _heed_cutoff(
+def _correct_status(
     status: SolverStatus, x: NDArray[np.float64] | None, form: StandardForm, cutoff: float | None
 ) -> SolverStatus:
-    """Return `SolverStatus.CUTOFF` for what a cutoff makes of "infeasible" and of "optimal".
+    """Return CUTOFF in place of INFEASIBLE, and of OPTIMAL with a solution beyond the cutoff.
 
-    With a cutoff below the optimum HiGHS returns as optimal, bound and all, whatever solution it
-    has come across; the others call the model infeasible.
+    If the cutoff is better than the optimum, HiGHS returns OPTIMAL with any solution that it found;
+    the other solvers return INFEASIBLE.
     """
     if cutoff is None:
         return status
-    beyond = x is not None and _is_worse(form.value(x), cutoff, form)
-    if status is SolverStatus.INFEASIBLE or (status is SolverStatus.OPTIMAL and beyond):
+    is_beyond = x is not None and _is_worse(form.value(x), cutoff, form)
+    if status is SolverStatus.INFEASIBLE or (status is SolverStatus.OPTIMAL and is_beyond):
         return SolverStatus.CUTOFF
     return status
 
 
-def _honest_bound(
+def _correct_bound(
     bound: float | None,
     status: SolverStatus,
     objective: float | None,
     form: StandardForm,
     cutoff: float | None,
 ) -> float | None:
-    """Return the bound, never beyond the objective found nor, being unproven there, the cutoff."""
+    """Return the bound, clipped at the objective of the solution and at the cutoff.
+
+    Beyond the cutoff a solver's bound is not proven. None if the model is infeasible or unbounded.
+    """
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None
     if status is SolverStatus.CUTOFF:
@@ -342,5 +371,5 @@ def _honest_bound(
 
 
 def _is_worse(objective: float, reference: float, form: StandardForm) -> bool:
-    """Tell whether one objective is worse than another by more than rounding."""
-    return form.sense * (objective - reference) > _CERTAIN * max(1.0, abs(reference))
+    """Return whether one objective is worse than another by more than a rounding error."""
+    return form.sense * (objective - reference) > _ROUNDING * max(1.0, abs(reference))

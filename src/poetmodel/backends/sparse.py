@@ -1,9 +1,9 @@
-"""Sparse arrays of scipy, loaded without all of ``scipy.stats``.
+"""Import scipy's sparse arrays without loading ``scipy.stats``.
 
-A Pyomo that is loaded watches for the import of scipy and then loads four of its packages,
-``scipy.stats`` among them: a second of processor time, where a small problem is solved in less. Its
-hook, of https://github.com/Pyomo/pyomo/pull/3167, is only a convenience: what of Pyomo needs scipy
-loads these packages when it first does. So the hook is passed over once.
+Pyomo installs an import hook that loads four packages of scipy, ``scipy.stats`` among them, when
+scipy is first imported. This takes a second of processor time, longer than a small problem takes
+to solve. The hook (https://github.com/Pyomo/pyomo/pull/3167) is only a convenience: parts of Pyomo
+that need scipy import these packages on first use. So the hook is disabled for this one import.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def _load_scipy() -> None:
-    """Import scipy without Pyomo's import hook, which stays in place for everything else."""
+    """Import scipy with Pyomo's import hook disabled; restore the hook afterwards."""
     if "scipy" in sys.modules:
         return
     pyomo = sys.modules.get("pyomo.common.dependencies")

@@ -1,4 +1,4 @@
-"""A linear model as arrays: what back ends read, whoever wrote the model."""
+"""`StandardForm`: a linear or mixed-integer model as arrays, the input of all back ends."""
 
 from __future__ import annotations
 
@@ -26,47 +26,59 @@ MAXIMIZE: Final = -1
 """The larger objective is the better one."""
 
 SLACK: Final = 1e-9
-"""By how much bounds may cross, or an integer bound miss a whole number, through rounding alone."""
-_NAMED: Final = 10
-"""Faults of one kind that are named; a model with more of them is as wrong."""
+"""Rounding error up to which crossed bounds are treated as equal and integer bounds as whole."""
+_MAX_NAMED: Final = 10
+"""Maximum number of errors of one kind in a message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the columns of a model are in a form; the others are fixed, or in no row."""
+    """Map from the columns of an array model to those of its standard form.
+
+    Fixed columns and columns without cost and row have no column in the form.
+    """
 
     model: Model
     positions: NDArray[np.int32]
-    """For each column of the model its column in the form, -1 where it has none."""
+    """Column in the form of each column of the model, -1 for none."""
     fixed: NDArray[np.float64]
-    """For each column of the model the value that it is fixed to, NaN where it is not."""
+    """Value of each fixed column of the model, NaN for free columns."""
     limits: Mapping[Label, LinearRow]
-    """Exact limits of rows of the form, over columns of the model."""
+    """Exact coefficients and right-hand sides of limit rows by row label, over columns of the
+    model."""
 
     def values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the value of each column of the model at a point of the form."""
+        """Return the value of each column of the model, given a solution of the form.
+
+        Free columns without a column in the form are 0.
+        """
         values = np.where(np.isnan(self.fixed), 0.0, self.fixed)
         free = self.positions >= 0
         values[free] = x[self.positions[free]]
         return values
 
     def point(self, n_columns: int, values: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
-        """Return a point of the form from (column of the model, value); NaN for other columns."""
+        """Return a partial solution of the form from pairs (column of the model, value).
+
+        Columns without a pair are NaN; pairs without a column in the form are ignored.
+        """
         x = np.full(n_columns, np.nan)
         for column, value in values:
             if self.positions[column] >= 0:
                 x[self.positions[column]] = value
         return x
 
-    def of(self, family: Family) -> Family:
-        """Return the columns of the form of a family of variables, of those that have one."""
+    def form_columns(self, family: Family) -> Family:
+        """Return the columns in the form of a family of variables, without those that have none."""
         columns = self.positions[list(family.values())].tolist() if family else []
         return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
-    def exact(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
-        """Return a limit as terms over columns of the form, and its right-hand side.
+    def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
+        """Return a limit as (coefficient, column of the form) terms, and its right-hand side.
 
-        One that has no column is in no row, for it is too small there: it takes off what it can.
+        Fixed columns are moved to the right-hand side. A free column without a column in the form
+        has too small a coefficient for the row: its smallest contribution, ``min(coefficient, 0)``,
+        is moved to the right-hand side.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
@@ -82,9 +94,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StandardForm:
-    """Optimise ``objective @ x + offset`` within ``row_lower <= matrix @ x <= row_upper``.
+    """Minimize or maximize ``objective @ x + offset`` subject to row bounds on ``matrix @ x``.
 
-    Arrays are read-only. A form equals itself only.
+    Columns have bounds and may be integer. Arrays are read-only. Equality is identity.
     """
 
     matrix: csr_array
@@ -100,21 +112,23 @@ class StandardForm:
     upper: NDArray[np.float64]
     """Upper bound of each column, ``inf`` without one; whole for integers."""
     integer: NDArray[np.bool_]
-    """Which columns are integer."""
+    """Whether each column is integer."""
     row_lower: NDArray[np.float64]
     """Lower bound of each row, ``-inf`` without one."""
     row_upper: NDArray[np.float64]
     """Upper bound of each row, ``inf`` without one."""
     columns: Sequence[Any]
-    """Meaning of the columns: variables of a Pyomo model, labels, or plain indices."""
+    """Variable of a Pyomo model, label or index of each column."""
     rows: Sequence[Any]
-    """Meaning of the rows: labels, names, or plain indices."""
+    """Constraint of a Pyomo model, label, name or index of each row."""
     unused: tuple[Any, ...] = ()
-    """Free variables of the Pyomo model that no row and no objective mentions; not columns."""
+    """Free variables of the Pyomo model that no row and no objective mentions; they have no
+    column."""
     model: Any = None
-    """The Pyomo model, kept alive since its variables hold it only weakly; None for arrays."""
+    """The Pyomo model, referenced because its variables have only weak references to it; None for
+    forms that were made from arrays."""
     layout: Layout | None = None
-    """Where the columns of a model of arrays are; None for a form of anything else."""
+    """Map from the columns of an array model; None for forms of another origin."""
 
     def __post_init__(self) -> None:
         n_rows, n_columns = self.matrix.shape
@@ -141,7 +155,7 @@ class StandardForm:
         matrix = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
         for array in (*arrays.values(), *matrix):
             array.setflags(write=False)
-        faults = self._wild_numbers()
+        faults = self._invalid_numbers()
         if faults:
             raise ModelError(faults)
 
@@ -161,11 +175,12 @@ class StandardForm:
         columns: Sequence[Any] | None = None,
         rows: Sequence[Any] | None = None,
     ) -> StandardForm:
-        """Return a form of arrays; it needs no Pyomo model.
+        """Return a form from arrays, without a Pyomo model.
 
-        Bounds and integrality are one value for all, or one per column or row. Bounds of integers
-        move inwards to whole numbers, and row bounds that cross by rounding errors alone become
-        equal. Columns and rows stand for their indices by default.
+        Bounds and integrality are one value for all, or one per column or row. Bounds of integer
+        columns
+        are tightened to whole numbers. Row bounds that cross by rounding errors alone become equal.
+        Columns and rows are labelled by their indices by default.
 
         Examples
         --------
@@ -180,15 +195,19 @@ class StandardForm:
         coefficients.sum_duplicates()
         coefficients.eliminate_zeros()
         n_rows, n_columns = coefficients.shape
-        whole = _spread(integer, n_columns, np.bool_)
-        least, most = (_spread(bound, n_columns, np.float64) for bound in (lower, upper))
-        low, up = (_spread(bound, n_rows, np.float64) for bound in (row_lower, row_upper))
-        if whole.shape == least.shape == most.shape:
-            least = np.where(whole, np.ceil(least - SLACK), least)
-            most = np.where(whole, np.floor(most + SLACK), most)
-        if low.shape == up.shape:
-            size = np.maximum(1.0, np.abs(np.where(np.isfinite(up), up, 0.0)))
-            low = np.where((low > up) & (low <= up + SLACK * size), up, low)
+        is_integer = _one_per_item(integer, n_columns, np.bool_)
+        least, most = (_one_per_item(bound, n_columns, np.float64) for bound in (lower, upper))
+        row_low, row_up = (
+            _one_per_item(bound, n_rows, np.float64) for bound in (row_lower, row_upper)
+        )
+        if is_integer.shape == least.shape == most.shape:
+            least = np.where(is_integer, np.ceil(least - SLACK), least)
+            most = np.where(is_integer, np.floor(most + SLACK), most)
+        if row_low.shape == row_up.shape:
+            size = np.maximum(1.0, np.abs(np.where(np.isfinite(row_up), row_up, 0.0)))
+            row_low = np.where(
+                (row_low > row_up) & (row_low <= row_up + SLACK * size), row_up, row_low
+            )
         return cls(
             matrix=coefficients,
             objective=costs,
@@ -196,9 +215,9 @@ class StandardForm:
             sense=sense,
             lower=least,
             upper=most,
-            integer=whole,
-            row_lower=low,
-            row_upper=up,
+            integer=is_integer,
+            row_lower=row_low,
+            row_upper=row_up,
             columns=range(n_columns) if columns is None else columns,
             rows=range(n_rows) if rows is None else rows,
         )
@@ -219,11 +238,11 @@ class StandardForm:
         return bool(self.integer.any())
 
     def row_name(self, index: int) -> str:
-        """Return the name of a row: of the user's constraint where there is one."""
+        """Return the name of a row: that of the user's constraint if the row has one."""
         return _name(self.rows[index], "row")
 
     def column_name(self, index: int) -> str:
-        """Return the name of a column: of the user's variable where there is one."""
+        """Return the name of a column: that of the user's variable if the column has one."""
         return _name(self.columns[index], "column")
 
     def value(self, x: ArrayLike) -> float:
@@ -231,26 +250,26 @@ class StandardForm:
         return float(self.objective @ np.asarray(x, dtype=np.float64)) + self.offset
 
     def violation(self, x: ArrayLike) -> float:
-        """Return by how much `x` breaks its worst row, bound or integrality, absolutely."""
+        """Return the largest absolute violation of a row, bound or integrality at `x`, or 0."""
         values = np.asarray(x, dtype=np.float64)
         activity = self.matrix @ values
-        parts = (
+        violations = (
             self.row_lower - activity,
             activity - self.row_upper,
             self.lower - values,
             values - self.upper,
             np.abs(values - np.rint(values))[self.integer],
         )
-        return max(0.0, *(float(part.max()) for part in parts if part.size), 0.0)
+        return max(0.0, *(float(kind.max()) for kind in violations if kind.size), 0.0)
 
     def relaxed(self) -> StandardForm:
-        """Return the form without integrality."""
+        """Return the linear relaxation: the form with all columns continuous."""
         return replace(self, integer=np.zeros(self.n_columns, dtype=np.bool_))
 
     def with_rows(
         self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[Any]
     ) -> StandardForm:
-        """Return the form with further rows: coefficients, bounds and what they stand for."""
+        """Return the form with added rows: coefficients, bounds and names."""
         from poetmodel.backends.sparse import csr_array, vstack
 
         block = matrix.copy()
@@ -264,12 +283,12 @@ class StandardForm:
         )
 
     def contradiction(self) -> str | None:
-        """Return a sentence on a column or row that no value satisfies, or None.
+        """Return a message about one column or row that no value satisfies, or None.
 
-        Solvers differ in how they take crossed bounds and empty rows; this settles both before
-        any of them is called.
+        It finds crossed bounds and violated rows without coefficients. They are checked before a
+        solver is called, because solvers treat them differently.
         """
-        for low, up, name in self._sides():
+        for low, up, name in self._bound_pairs():
             for k in np.flatnonzero(low > up)[:1]:
                 return f"{name(k)}: no value lies between {float(low[k])} and {float(up[k])}"
         empty = np.diff(self.matrix.indptr) == 0
@@ -279,32 +298,34 @@ class StandardForm:
         return None
 
     def is_bounded(self) -> bool:
-        """Return whether the bounds of the columns alone keep the objective finite."""
+        """Return whether the bounds of the columns alone bound the objective."""
         steps = self.objective * self.sense
-        endless = ((steps > 0) & np.isneginf(self.lower)) | ((steps < 0) & np.isposinf(self.upper))
-        return not bool(endless.any())
+        is_unbounded = ((steps > 0) & np.isneginf(self.lower)) | (
+            (steps < 0) & np.isposinf(self.upper)
+        )
+        return not bool(is_unbounded.any())
 
-    def _sides(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], Callable[[int], str]]]:
-        """Iterate over lower and upper bounds, of columns and of rows, with what names them."""
+    def _bound_pairs(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], Callable[[int], str]]]:
+        """Yield (lower bounds, upper bounds, naming function) of the columns, then of the rows."""
         yield self.lower, self.upper, self.column_name
         yield self.row_lower, self.row_upper, self.row_name
 
-    def _wild_numbers(self) -> list[str]:
-        """Name the coefficients, costs and bounds that are not the numbers they have to be."""
+    def _invalid_numbers(self) -> list[str]:
+        """Return messages about infinite or NaN coefficients, and about unusable bounds."""
         faults = []
-        for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_NAMED]:
+        for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_NAMED]:
             row = int(np.searchsorted(self.matrix.indptr, i, side="right")) - 1
             column = self.column_name(int(self.matrix.indices[i]))
             faults.append(f"{self.row_name(row)}: the coefficient of {column} is not finite")
-        for j in np.flatnonzero(~np.isfinite(self.objective))[:_NAMED]:
+        for j in np.flatnonzero(~np.isfinite(self.objective))[:_MAX_NAMED]:
             faults.append(f"objective: the coefficient of {self.column_name(j)} is not finite")
         if not np.isfinite(self.offset):
             faults.append(f"objective: the constant is {self.offset}")
-        for low, up, name in self._sides():
-            wild = np.isnan(low) | np.isnan(up) | np.isposinf(low) | np.isneginf(up)
+        for low, up, name in self._bound_pairs():
+            invalid = np.isnan(low) | np.isnan(up) | np.isposinf(low) | np.isneginf(up)
             faults += [
                 f"{name(k)}: bounds {float(low[k])} and {float(up[k])} are not usable"
-                for k in np.flatnonzero(wild)[:_NAMED]
+                for k in np.flatnonzero(invalid)[:_MAX_NAMED]
             ]
         return faults
 
@@ -312,9 +333,10 @@ class StandardForm:
 def round_binaries(
     x: ArrayLike, form: StandardForm, tolerance: float = 1e-5
 ) -> NDArray[np.float64]:
-    """Return a solver's solution of a form with its integer columns rounded, read-only.
+    """Return a solver's solution of a form with its integer columns rounded; read-only.
 
-    Integers farther than the tolerance from a whole number are refused.
+    Raises `BackendError` if the number of values is wrong, a value is not finite, or an integer
+    column is farther than `tolerance` from a whole number.
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):
@@ -334,8 +356,8 @@ def round_binaries(
     return rounded
 
 
-def _spread(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
-    """Return one value per item; a single value stands for all."""
+def _one_per_item(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
+    """Return an array with one value per item; a single value is repeated."""
     array = np.array(values, dtype=dtype)
     return np.full(size, array) if array.ndim == 0 else array
 

@@ -1,4 +1,4 @@
-"""Solving in a thread, so that Ctrl-C stops the solver and keeps what it has found."""
+"""Run a solve in a thread, so that Ctrl-C stops the solver and the incumbent is preserved."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_S: Final = 0.1
-"""How long Ctrl-C may go unnoticed [s]."""
-_MOST_AT_EXIT_S: Final = 60.0
-"""How long a program that ends waits for a solver that was left behind [s]: HiGHS has been seen to
-come back 43 s after its limit, and never."""
+"""Maximum time until Ctrl-C is noticed [s]."""
+_MAX_AT_EXIT_S: Final = 60.0
+"""Maximum time for which an ending program waits for an abandoned solver [s]. HiGHS has returned 43
+s after its limit, and in some cases never."""
 
 
 def run_interruptibly(
-    solve: Callable[[], T], stop: threading.Event, *, most_s: float | None = None
+    solve: Callable[[], T], stop: threading.Event, *, max_s: float | None = None
 ) -> T:
-    """Run a solve in a thread of its own and return what it returns.
+    """Run a solve in a new thread and return its result.
 
-    The first Ctrl-C sets `stop`, soon after which the solve must end; what it has by then is
-    returned. A second Ctrl-C, or one before the solve has begun, is raised; the solver is left
-    behind to notice `stop` by itself. So it is where it has not ended after `most_s`, and
-    `TimeLimitError` is raised: some solvers look at no clock for a while. A Python
-    program waits for it before it ends, but not for ever; the command line does not.
+    The first Ctrl-C sets `stop`; the solve must then end soon, and its result so far is returned. A
+    second Ctrl-C, or one before the solve has started, is raised, and the solver thread is
+    abandoned. The thread is also abandoned if it has not ended after `max_s`: `stop` is set and
+    `TimeLimitError` is raised. Some solvers do not check the clock for long periods. A Python
+    program waits at exit for an abandoned thread for at most `_MAX_AT_EXIT_S`; the command line
+    does not wait.
 
     Notes
     -----
-    While a solver runs, Python handles no signal in the thread that called it, and each solver
-    deals with signals in its own way. The main thread therefore only waits. It waits for a plain
-    lock: where Ctrl-C strikes inside it, ``Thread.join`` of Python 3.11 takes a live thread for
-    finished, and a ``Condition``, and so a ``Future``, releases a lock that it does not hold.
+    While a solver runs, Python handles no signal in the calling thread, and each solver handles
+    signals in its own way. The main thread therefore only waits for a plain lock. If Ctrl-C arrives
+    while waiting, ``Thread.join`` of Python 3.11 treats a live thread as finished, and a
+    ``Condition``, hence also a ``Future``, releases a lock that it does not hold.
     """
     context = copy_context()
     ended: list[Future[T]] = []
@@ -51,7 +52,7 @@ def run_interruptibly(
 
     def work() -> None:
         future = Future[T]()
-        try:  # in the caller's context, so that its time limit holds in the thread, too
+        try:  # the caller's context carries its time limit into the thread
             future.set_result(context.run(solve))
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             future.set_exception(error)
@@ -59,28 +60,33 @@ def run_interruptibly(
         running.release()
 
     def wait() -> None:
-        """Wait, and keep Ctrl-C: Gurobi takes it for a solve, and prints where JSON should be."""
+        """Wait for the thread, and restore the handler of Ctrl-C that Gurobi replaces in a solve.
+
+        Gurobi's handler prints to standard output, which may carry JSON.
+        """
         handler = signal.getsignal(signal.SIGINT)
-        mine = handler is not None and threading.current_thread() is threading.main_thread()
+        is_main_thread = (
+            handler is not None and threading.current_thread() is threading.main_thread()
+        )
         while not ended and time.monotonic() < until_s:
             running.acquire(timeout=_POLL_S)
-            if mine:
+            if is_main_thread:
                 signal.signal(signal.SIGINT, handler)
 
     thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
-    until_s = math.inf if most_s is None else time.monotonic() + most_s
+    until_s = math.inf if max_s is None else time.monotonic() + max_s
     try:
-        with ctrl_c_blocked():  # `start` waits, too
+        with ctrl_c_blocked():  # `start` also waits
             thread.start()
         wait()
     except KeyboardInterrupt:
         stop.set()
-        if not (thread.is_alive() or ended):  # Ctrl-C came before the thread did
+        if not (thread.is_alive() or ended):  # Ctrl-C arrived before the thread started
             raise
         wait()
     if not ended:
         stop.set()
-        # What calls back into Python after its end would abort the program.
-        atexit.register(thread.join, _MOST_AT_EXIT_S)
+        # A callback into Python after the end of the interpreter would abort the program.
+        atexit.register(thread.join, _MAX_AT_EXIT_S)
         raise TimeLimitError("the solver has not ended in time")
     return ended[0].result()

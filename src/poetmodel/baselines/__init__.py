@@ -1,6 +1,6 @@
-"""The strategies of earlier work, each a function from a problem to a schedule, verified alike.
+"""Methods of earlier work: functions from a problem to a schedule, all verified in the same way.
 
-`run` loads on first use, so that whoever only lists the methods needs no solver.
+`run` is imported on first use, so that listing the methods imports no solver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checkpoints along a chain: revolve, of Griewank and Walther, and rotor.
+"""Checkpointing of chains: revolve (Griewank and Walther) and rotor (Beaumont et al.).
 
-Revolve is binomial and counts all steps alike; rotor is optimal among persistent checkpoints where
-they differ in time and size.
+Revolve is binomial and assumes equal steps. Rotor is optimal among persistent checkpoints for steps
+of different time and size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.baselines.chain import Chain, ChainMemory
-from poetmodel.baselines.engine import bisected
+from poetmodel.baselines.engine import bisect_budget
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 
-    The largest number of slots whose schedule keeps the RAM budget is found by bisection.
+    Bisection finds the largest number of slots whose schedule meets the RAM budget.
 
-    Steps are those of `poetmodel.baselines.chain`: on a plain chain its nodes, else what lies
-    between articulation points. A slot holds all outputs of a step's last node that are still read;
-    the sample is the first slot. All steps count the same, whatever they cost. Reversing a step
-    computes it once more if its part of the backward pass reads its outputs. That is not counted
-    in `forward_steps`, as revolve does not count the step that is taped. Where the state behind a
-    step is in RAM already, as the next step's part has read it, it stays. Where that takes too much
-    RAM, it is freed and recomputed, as revolve does. The bisection takes time
-    in proportion to the square of the number of nodes, times the logarithm of that of the steps.
+    Steps are those of `poetmodel.baselines.chain`: nodes on a plain chain, otherwise the nodes
+    between articulation points. A slot holds all outputs of a step's last node that are read later;
+    the sample uses the first slot. All steps have equal cost in this method. Reversing a step
+    computes it once more if its part of the backward pass reads its outputs; `forward_steps` does
+    not count this, as revolve does not count the taped step. The state behind a step stays in RAM
+    if the next step's part has read it. If that needs too much RAM, it is freed and recomputed, as
+    in revolve. The bisection takes time proportional to the square of the number of nodes, times
+    the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)
     best: Schedule | None = None
     low, high, peak = 1, len(chain.steps), 0
     while low <= high:
         slots = high if best is None and high == len(chain.steps) else (low + high) // 2
-        for freed in (False, True):
-            schedule = revolve(chain, slots, freed=freed)
+        for frees_states in (False, True):
+            schedule = revolve(chain, slots, frees_states=frees_states)
             peak = simulate(problem.graph, None, schedule).peak_ram_bytes
             if peak <= problem.usable_ram_bytes:
                 best, low = schedule, slots + 1
@@ -64,28 +64,28 @@ def griewank_walther(problem: Problem) -> Schedule:
     return best
 
 
-def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
-    """Return the schedule of revolve with a number of slots, one or more, the sample's included.
+def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule:
+    """Return the schedule of revolve with `slots` slots, at least one, including the sample's.
 
-    With `freed` a state is freed before the part of its own step, which recomputes it.
+    With `frees_states`, a state is freed before the part of its own step, which recomputes it.
     """
     held: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
     while todo:
         check_time_limit()
-        low, high, free, stored = todo.pop()
-        if high - low == 1 or free == 1:
+        low, high, free_slots, stored = todo.pop()
+        if high - low == 1 or free_slots == 1:
             for s in range(low, high):
                 held[s] = stored | chain.steps[s].tape | _read_state(chain, s)
             continue
-        middle = low + _advance(high - low, free)
-        todo.append((low, middle, free, stored))
-        todo.append((middle, high, free - 1, stored | chain.steps[middle - 1].outputs))
-    return chain.realize(held, freed=range(len(chain.steps)) if freed else ())
+        middle = low + _steps_to_next_checkpoint(high - low, free_slots)
+        todo.append((low, middle, free_slots, stored))
+        todo.append((middle, high, free_slots - 1, stored | chain.steps[middle - 1].outputs))
+    return chain.realize(held, freed=range(len(chain.steps)) if frees_states else ())
 
 
 def _read_state(chain: Chain, s: int) -> frozenset[int]:
-    """Return the state before step `s` that part `s` reads; revolve has it without a slot."""
+    """Return the state before step `s` that part `s` reads; it needs no slot in revolve."""
     if s == 0:
         return frozenset()
     read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
@@ -93,11 +93,11 @@ def _read_state(chain: Chain, s: int) -> frozenset[int]:
 
 
 def forward_steps(length: int, slots: int) -> int:
-    """Return the least number of forward steps that reversing a chain of some `length` takes.
+    """Return the minimum number of forward steps that reverse a chain of `length` steps.
 
-    It is ``r * length - C(slots + r, slots + 1)`` for the least `r` with
-    ``C(slots + r, slots) >= length`` (Griewank and Walther, 2000, equations 1 and 2). Slots include
-    that of the first state; taped steps are not counted.
+    It is ``r * length - C(slots + r, slots + 1)`` for the smallest `r` with ``C(slots + r, slots)
+    >= length`` (Griewank and Walther, 2000, equations 1 and 2). The slots include that of the first
+    state; taped steps are not counted.
 
     Examples
     --------
@@ -110,8 +110,8 @@ def forward_steps(length: int, slots: int) -> int:
     return repeats * length - comb(slots + repeats, slots + 1)
 
 
-def _advance(length: int, slots: int) -> int:
-    """Return after how many steps the next state is stored (the least of the best)."""
+def _steps_to_next_checkpoint(length: int, slots: int) -> int:
+    """Return the optimal number of steps before the next checkpoint, the smallest of several."""
     return min(
         range(1, length),
         key=lambda step: (
@@ -125,38 +125,42 @@ def _advance(length: int, slots: int) -> int:
 
 
 UNITS: Final = 500
-"""Units of memory into which a larger budget is divided (the paper's figure)."""
-MARGIN: Final = 4
-"""The program covers budgets larger by this fraction, as it may count too much."""
+"""Memory units into which a larger budget is divided, as in the paper."""
+MARGIN_DIVISOR: Final = 4
+"""The dynamic program covers memories up to ``1 / MARGIN_DIVISOR`` above the budget, because it may
+overestimate."""
 
 
 @all_in_ram
 @forward_only
 def rotor(problem: Problem) -> Schedule:
-    """Recompute the steps of a chain with the least compute time, checkpoints staying to their use.
+    """Recompute steps of a chain with minimum compute time; each checkpoint stays until its use.
 
-    Energy, deadline and storage are ignored.
+    The method ignores energy, deadline and storage.
 
-    The dynamic program of the paper: ``C(s, t, m)`` is the least time to go through steps ``s..t``
-    and their parts of the backward pass with memory `m` beside the state before `s`. Either step
-    `s` is computed and taped once (``F_all``), then ``s+1..t`` follow; or steps run without a tape
-    up to a state that is stored (``F_ck``), the steps behind it are done, and then those before.
-    The paper frees the stored state after the step behind it and recomputes it for its own step.
-    Where the part of that step reads the state, a second table says what is gained by leaving it in
-    memory, and the better of both is taken. What a step, a tape or a part of the backward pass
-    takes at its peak is counted here from the graph's own nodes, with inputs, outputs and workspace
-    together, gradients and samples included. Sizes are rounded up to units of a 500th of the budget
-    (budgets of at most 500 bytes are exact), and a state counts until the next step's part is over.
-    So the simulator may count less than the program did. A bisection finds the largest memory, up
-    to a fourth above the budget, whose schedule keeps the budget in the simulator. The best
-    schedule seen is returned. It takes time in proportion to ``L**3 * 500`` for `L` steps.
+    It is the dynamic program of the paper: ``C(s, t, m)`` is the minimum time to run steps ``s..t``
+    and their parts of the backward pass with memory `m`, without the state before `s`. Either step
+    `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run without a tape
+    up to a state that is stored (``F_ck``), followed by the steps behind it and then those before
+    it. The paper frees the stored state after the step behind it and recomputes it for its own
+    step. If the part of that step reads the state, a second table has the times with the state left
+    in memory, and the better option is taken. Peaks of steps, tapes and parts are computed from the
+    nodes of the graph: inputs, outputs and workspaces, including gradients and samples. Sizes are
+    rounded up to a 500th of the budget (budgets up to 500 bytes are exact), and a state counts
+    until the end of the next step's part. So the simulator may count less than the program.
+    Bisection finds the largest memory, up to a fourth above the budget, whose schedule meets the
+    budget in the simulator. The best schedule seen is returned. The run time is proportional to
+    ``L**3 * 500`` for `L` steps.
     """
-    return checkpointed(problem, ChainTable(problem))
+    return schedule_from_table(problem, ChainTable(problem))
 
 
-def checkpointed(problem: Problem, table: ChainTable) -> Schedule:
-    """Return the schedule of `rotor` by its table."""
-    best = bisected(problem, table.schedule, table.budget, table.units)
+def schedule_from_table(problem: Problem, table: ChainTable) -> Schedule:
+    """Return the best schedule of `rotor` for a table.
+
+    Raises `MethodNotApplicableError` if no schedule meets the budget.
+    """
+    best = bisect_budget(problem, table.schedule, table.budget, table.units)
     if best is None:
         raise MethodNotApplicableError(
             f"no persistent schedule of its {len(table.chain.steps)} steps keeps within the "
@@ -166,20 +170,20 @@ def checkpointed(problem: Problem, table: ChainTable) -> Schedule:
 
 
 class _Decision(NamedTuple):
-    """A first decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
+    """First decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
 
     cut: int | None
-    """None to tape step `s`."""
+    """Step before which the state is stored; None to tape step `s`."""
     time_s: float
-    """Time of the forward steps up to the decision [s]."""
+    """Time of the forward steps until the decision [s]."""
     held_units: int
-    """What stays while the steps behind the decision are done."""
-    begin: int
-    """The fewest units with which the decision is possible."""
+    """Units that stay in memory while the later steps run."""
+    min_units: int
+    """Minimum units for which the decision is possible."""
 
 
 class ChainTable:
-    """The dynamic program over steps ``0..L-1``."""
+    """Dynamic program of `rotor` over steps ``0..L-1``."""
 
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
         self.chain = chain = ChainMemory(problem.graph)
@@ -187,93 +191,108 @@ class ChainTable:
         steps = range(len(chain.steps))
         self.forward_s = [sum(times[k] for k in chain.recomputed_nodes(s)) for s in steps]
         self.rest_s = [sum(times[k] for k in chain.nodes_beside_state(s)) for s in steps]
-        """Time of what is missing of each step's tape when its state is in memory [s]."""
+        """Time to complete each step's tape if its state is in memory [s]."""
         self.unit_bytes = max(1, -(-problem.usable_ram_bytes // UNITS))
         self.budget = problem.usable_ram_bytes // self.unit_bytes
-        """The budget, in units."""
-        self.units = self.budget + self.budget // MARGIN
-        """The largest memory of the tables."""
-        self.least_s: dict[tuple[int, int, bool], NDArray[np.float64]] = {}
-        """For steps ``s..t`` the least time with 0, 1, ... units; infinite where they are too few.
-
-        The third index says whether the state of step `t` is in memory, and counted, from the
-        start.
-        """
-        self.before_s: dict[tuple[int, int], NDArray[np.float64]] = {}
-        """The same after part ``t + 1``, which has read the state of step `t`: freed, or left."""
+        """Budget [units]."""
+        self.units = self.budget + self.budget // MARGIN_DIVISOR
+        """Largest memory of the tables [units]."""
+        self.min_time_s: dict[tuple[int, int, bool], NDArray[np.float64]] = {}
+        """For steps ``s..t`` the minimum time with 0, 1, ... units [s]; inf if the units do not
+        suffice. The third index is whether the state of step `t` is in memory, and counted, from
+        the start."""
+        self.min_time_after_part_s: dict[tuple[int, int], NDArray[np.float64]] = {}
+        """Minimum times after part ``t + 1``, which has read the state of step `t`: the better of
+        freeing and keeping the state [s]."""
         for span in steps:
             for s in range(len(steps) - span):
-                self.fill(s, s + span)
+                self.fill_span(s, s + span)
 
-    def fill(self, s: int, t: int) -> None:
-        """Enter the least times of steps ``s..t``, all shorter spans being known."""
+    def fill_span(self, s: int, t: int) -> None:
+        """Compute the minimum times of steps ``s..t``; those of all shorter spans must be known."""
         check_time_limit()
-        for kept in (False, True):
-            best = np.full(self.units + 1, np.inf)
-            self.least_s[s, t, kept] = best
-            if kept and not self.kept_bytes(t):
+        for keeps_state in (False, True):
+            best_s = np.full(self.units + 1, np.inf)
+            self.min_time_s[s, t, keeps_state] = best_s
+            if keeps_state and not self.kept_bytes(t):
                 continue
             if s == t:
-                least, time_s = self.alone(s, kept=kept)
-                best[least:] = time_s
+                min_units, time_s = self.single_step(s, kept=keeps_state)
+                best_s[min_units:] = time_s
                 continue
-            for decision in self.decisions(s, t, kept=kept):
-                if decision.begin <= self.units:
-                    times = self.times_s(decision, s, t, decision.begin, self.units, kept=kept)
-                    np.minimum(best[decision.begin :], times, out=best[decision.begin :])
+            for decision in self.decisions(s, t, kept=keeps_state):
+                if decision.min_units <= self.units:
+                    times = self.times_s(
+                        decision, s, t, decision.min_units, self.units, kept=keeps_state
+                    )
+                    np.minimum(
+                        best_s[decision.min_units :], times, out=best_s[decision.min_units :]
+                    )
         if t + 1 < len(self.chain.steps):
-            self.before_s[s, t] = np.minimum(self.least_s[s, t, False], self.staying(s, t))
+            self.min_time_after_part_s[s, t] = np.minimum(
+                self.min_time_s[s, t, False], self.state_kept_s(s, t)
+            )
 
     def times_s(
-        self, decision: _Decision, s: int, t: int, least: int, most: int, *, kept: bool
+        self, decision: _Decision, s: int, t: int, min_units: int, max_units: int, *, kept: bool
     ) -> NDArray[np.float64]:
-        """Return the times of steps ``s..t`` after a decision, with `least` to `most` units."""
-        held, cut = decision.held_units, decision.cut
-        behind = self.least_s[s + 1 if cut is None else cut, t, kept]
-        times = behind[least - held : most + 1 - held] + decision.time_s
-        return times if cut is None else times + self.before_s[s, cut - 1][least : most + 1]
+        """Return the times of steps ``s..t`` after a decision, for a range of memory sizes [s].
 
-    def staying(self, s: int, t: int) -> NDArray[np.float64]:
-        """Return the least times of steps ``s..t`` where the state of `t` stays after part `t + 1`.
-
-        That part must have room for it up to its end.
+        The range is `min_units` to `max_units`, both included.
         """
-        times = self.least_s[s, t, True].copy()
-        times[: self.state_units(t) + self.up(self.chain.backward_bytes[t + 1])] = np.inf
+        held, cut = decision.held_units, decision.cut
+        later_s = self.min_time_s[s + 1 if cut is None else cut, t, kept]
+        times = later_s[min_units - held : max_units + 1 - held] + decision.time_s
+        return (
+            times
+            if cut is None
+            else times + self.min_time_after_part_s[s, cut - 1][min_units : max_units + 1]
+        )
+
+    def state_kept_s(self, s: int, t: int) -> NDArray[np.float64]:
+        """Return minimum times of steps ``s..t`` if the state of `t` stays after part `t + 1` [s].
+
+        The state must fit in memory until the end of that part.
+        """
+        times = self.min_time_s[s, t, True].copy()
+        times[: self.state_units(t) + self.to_units(self.chain.backward_bytes[t + 1])] = np.inf
         return times
 
     def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
-        """Yield the first decisions for steps ``s..t``."""
-        beside = self.kept_bytes(t) if kept else 0
+        """Yield the possible first decisions for steps ``s..t``."""
+        kept_state_bytes = self.kept_bytes(t) if kept else 0
         chain, step = self.chain, self.chain.steps[s]
-        held = self.up(chain.bytes_of(step.tape | step.state))
-        least = self.up(max(chain.peaks(s, t).taped + beside, chain.freeing_bytes[s]))
-        if self.kept_bytes(s):  # the next part has it beside itself up to its end
-            least = max(least, held + self.up(chain.backward_bytes[s + 1]))
-        yield _Decision(None, self.forward_s[s], held, max(held, least))
+        held = self.to_units(chain.bytes_of(step.tape | step.state))
+        taped_units = self.to_units(
+            max(chain.peaks(s, t).taped + kept_state_bytes, chain.freeing_bytes[s])
+        )
+        if self.kept_bytes(s):  # the next part holds the state until its end
+            taped_units = max(taped_units, held + self.to_units(chain.backward_bytes[s + 1]))
+        yield _Decision(None, self.forward_s[s], held, max(held, taped_units))
         run_s, peak = 0.0, 0
         for cut in range(s + 1, t + 1):
             run_s += self.forward_s[cut - 1]
             peaks = chain.peaks(cut - 1, t)
             run_bytes = peaks.run if cut == s + 1 else peaks.run_with_input
-            peak = max(peak, self.up(run_bytes + beside))
+            peak = max(peak, self.to_units(run_bytes + kept_state_bytes))
             held = self.state_units(cut - 1)
             yield _Decision(cut, run_s, held, max(held, peak))
 
     def schedule(self, units: int) -> Schedule | None:
-        """Return the best schedule with so much memory, None where it is too little."""
+        """Return the best schedule with `units` of memory, or None if they do not suffice."""
         last = len(self.chain.steps) - 1
-        if not np.isfinite(self.least_s[0, last, False][units]):
+        if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
-        held, freed = self.decided(0, last, units, frozenset(), kept=False)
+        held, freed = self.realize_decisions(0, last, units, frozenset(), kept=False)
         return self.chain.realize(held, freed=freed)
 
-    def decided(
+    def realize_decisions(
         self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the first contents of parts of steps `first` to `last`, and the states freed.
+        """Return the tensors held when each part begins, and the steps whose state is freed.
 
-        `outside` is held beside the steps; the state of the last step is there too if it is `kept`.
+        The parts are those of steps `first` to `last`. `outside` is held during all of them. With
+        `kept`, the state of the last step is in memory, too.
         """
         steps = self.chain.steps
         held: dict[int, frozenset[int]] = {}
@@ -281,69 +300,78 @@ class ChainTable:
         todo = [(first, last, units, outside, kept)]
         while todo:
             check_time_limit()
-            s, t, m, beside, stays = todo.pop()
-            decision = None if s == t else self.best_decision(s, t, m, kept=stays)
+            s, t, m, held_outside, keeps_state = todo.pop()
+            decision = None if s == t else self.best_decision(s, t, m, kept=keeps_state)
             if decision is None or decision.cut is None:
-                held[s] = beside | steps[s].tape
+                held[s] = held_outside | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
-                    todo.append((s + 1, t, m - decision.held_units, beside | tape, stays))
+                    todo.append(
+                        (s + 1, t, m - decision.held_units, held_outside | tape, keeps_state)
+                    )
                 continue
             stored = decision.cut - 1
-            again = bool(self.staying(s, stored)[m] > self.least_s[s, stored, False][m])
-            if again:
+            is_freed = bool(self.state_kept_s(s, stored)[m] > self.min_time_s[s, stored, False][m])
+            if is_freed:
                 freed.add(stored)
             state = steps[stored].state
-            todo.append((decision.cut, t, m - decision.held_units, beside | state, stays))
-            todo.append((s, stored, m, beside, not again))
+            todo.append(
+                (decision.cut, t, m - decision.held_units, held_outside | state, keeps_state)
+            )
+            todo.append((s, stored, m, held_outside, not is_freed))
         return held, freed
 
-    def run_cost(self, first: int, last: int, room_bytes: int) -> float:
-        """Return the least time to recompute steps for their parts, the one behind them over [s].
+    def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
+        """Return the minimum time to recompute steps for their parts after the next part [s].
 
-        It is infinite where the room is too little.
+        Returns inf if `free_bytes` does not suffice.
         """
-        units = min(room_bytes // self.unit_bytes, self.units)
+        units = min(free_bytes // self.unit_bytes, self.units)
         return math.inf if units < 0 else min(self._freed_or_kept(first, last, units))
 
-    def run(
-        self, first: int, last: int, room_bytes: int, outside: frozenset[int]
+    def realize_sequence(
+        self, first: int, last: int, free_bytes: int, outside: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the first contents of the parts of such a run, and the states that are freed."""
-        units = min(room_bytes // self.unit_bytes, self.units)
+        """Return the tensors held when each part of a recompute sequence begins; freed states."""
+        units = min(free_bytes // self.unit_bytes, self.units)
         freed_s, kept_s = self._freed_or_kept(first, last, units)
-        held, freed = self.decided(first, last, units, outside, kept=bool(kept_s <= freed_s))
+        held, freed = self.realize_decisions(
+            first, last, units, outside, kept=bool(kept_s <= freed_s)
+        )
         return held, freed | ({last} if kept_s > freed_s else set())
 
     def _freed_or_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
-        """Return the least times where the state of the last step is freed, and where it stays."""
-        freed, kept = (self.least_s[first, last, kept] for kept in (False, True))
+        """Return the minimum times if the state of the last step is freed, and if it stays [s]."""
+        freed, kept = (self.min_time_s[first, last, kept] for kept in (False, True))
         return float(freed[units]), float(kept[units])
 
     def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
         """Return the best first decision for steps ``s..t`` with `m` units."""
-        possible = (x for x in self.decisions(s, t, kept=kept) if x.begin <= m)
+        possible = (x for x in self.decisions(s, t, kept=kept) if x.min_units <= m)
         return min(possible, key=lambda x: self.times_s(x, s, t, m, m, kept=kept)[0])
 
-    # -- what steps take, in units ---------------------------------------------------------------
+    # -- memory of steps, in units ---------------------------------------------------------------
 
-    def alone(self, s: int, *, kept: bool) -> tuple[int, float]:
-        """Return memory and time of step `s` by itself: no time if its part reads nothing of it."""
+    def single_step(self, s: int, *, kept: bool) -> tuple[int, float]:
+        """Return memory [units] and time [s] of step `s` alone.
+
+        The time is 0 if its part reads none of its tensors.
+        """
         part = self.chain.freeing_bytes[s]
         if kept:
-            return self.up(max(part, self.chain.beside_state_bytes(s))), self.rest_s[s]
+            return self.to_units(max(part, self.chain.beside_state_bytes(s))), self.rest_s[s]
         if self.chain.steps[s].tape or s == len(self.chain.steps) - 1:
-            return self.up(max(part, self.chain.peaks(s, s).taped)), self.forward_s[s]
-        return self.up(part), 0.0
+            return self.to_units(max(part, self.chain.peaks(s, s).taped)), self.forward_s[s]
+        return self.to_units(part), 0.0
 
     def state_units(self, s: int) -> int:
-        """Return the size of the state of step `s`."""
-        return self.up(self.chain.bytes_of(self.chain.steps[s].state))
+        """Return the size of the state of step `s` [units]."""
+        return self.to_units(self.chain.bytes_of(self.chain.steps[s].state))
 
     def kept_bytes(self, s: int) -> int:
         """Return the bytes of the state of step `s` that its part reads [B]."""
         return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
 
-    def up(self, size_bytes: int) -> int:
-        """Return the number of units that so many bytes need."""
+    def to_units(self, size_bytes: int) -> int:
+        """Return `size_bytes` in memory units, rounded up."""
         return -(-size_bytes // self.unit_bytes)

@@ -1,4 +1,4 @@
-"""Dynamic tensor rematerialization: evict online by a score, recompute on demand."""
+"""Dynamic tensor rematerialization (DTR): evict online by a score, recompute on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.engine import fitted
+from poetmodel.baselines.engine import fit_budget
 from poetmodel.baselines.homes import all_in_ram, best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
@@ -24,54 +24,54 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.schedule import Schedule
 
-THRASHING: Final = 50
-"""A run that takes as many times the compute time of a single pass is given up."""
+MAX_PASSES: Final = 50
+"""Maximum compute time of a run, in single passes; a longer run is abandoned."""
 LIVENESS: Final = "liveness"
-"""The variant that knows what each stage needs. Its score is ``full``."""
+"""Variant with liveness analysis of each stage and the score ``full``."""
 
 
 @all_in_ram
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
-    """Evict the tensor of the least score whenever RAM is short, recompute what is missing.
+    """Evict the tensor with the lowest score whenever RAM is short; recompute missing tensors.
 
     The heuristic is the score of a tensor of `m` bytes that was last used `s` seconds ago and whose
     node takes `c` seconds:
 
-    - ``full`` (h_DTR): ``(c + c of its evicted neighbourhood) / (m s)``. The neighbourhood are the
-      evicted tensors that must be recomputed to recompute this one, and those that need this one to
-      be recomputed;
-    - ``eq`` (h_DTR^eq): the neighbourhood is approximated by the connected sets of evicted tensors
-      next to it, kept by union-find;
+    - ``full`` (h_DTR): ``(c + c of its evicted neighbourhood) / (m s)``. The neighbourhood consists
+      of the evicted tensors that must be recomputed to recompute this one, and of those whose
+      recomputation needs this one;
+    - ``eq`` (h_DTR^eq): the neighbourhood is approximated by the adjacent connected sets of evicted
+      tensors, maintained by union-find;
     - ``local`` (h_DTR^local): ``c / (m s)``;
-    - ``msps``: ``(c + c of what must be recomputed for it) / m``, the reciprocal of Capuchin's
-      memory saving per second;
+    - ``msps``: ``(c + c of all tensors that must be recomputed for it) / m``, the reciprocal of
+      Capuchin's memory saving per second;
     - ``lru``: ``1 / s``;
     - ``size``: ``1 / m``, the largest tensor first;
     - ``liveness``: ``full`` with `liveness`, a name for the command line.
 
-    `liveness` says that what a stage recomputes is known when the stage begins, and leaves RAM
-    after its last reader there; the paper's runtime does neither.
+    With `liveness`, the recomputations of a stage are known when the stage begins, and recomputed
+    tensors leave RAM after their last reader in the stage; the paper's runtime does neither.
 
     As in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the clock is compute
-    time, an input is used when its reader is requested and an output when it is computed first, and
-    a tensor without a further user leaves at once ("eager eviction") but counts as evicted, since
-    others may need it again. When it is recomputed after that, it stays until its score is the
-    least: the runtime does not know that no node reads it any more. This matters where a
-    recomputation has further outputs, and where it needs long chains of others; see `Runtime`.
+    time, an input is used when its reader is requested, and an output when it is first computed. A
+    tensor without a further user is evicted at once ("eager eviction") but may be recomputed for
+    other tensors. After such a recomputation it stays until its score is the lowest, because the
+    runtime does not know that no node reads it. This matters if a recomputation has further
+    outputs, and if it needs long chains of other tensors; see `Runtime`.
 
-    Interpretations. What may not be recomputed is never evicted; it leaves when no node can need it
-    any more ("banishing"; simrd pins constants for good). A node that the runtime computes twice
-    within a stage is computed once by the schedule and stays between its uses there; where that
-    takes more RAM than the budget, the runtime is run again with less. A run whose compute time
-    exceeds fifty single passes is given up. Tensors of 0 bytes are not evicted; ties go to the
-    lowest number.
+    Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
+    node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime
+    computes twice within a stage is computed once by the schedule, and its outputs stay between the
+    uses there. If the schedule then exceeds the budget, the runtime is run again with less RAM. A
+    run whose compute time exceeds fifty single passes is abandoned. Tensors of 0 bytes are not
+    evicted; ties go to the lowest index.
 
-    With `liveness` a stage recomputes in graph order, keeps what a later step of it reads, and
-    frees the rest; see `StagedExecution`. A neighbourhood counts each node once, however many of
-    its outputs are evicted, and what no node reads is no part of it. This is a stronger method than
-    the published one.
+    With `liveness`, a stage recomputes in graph order, keeps tensors that a later step of the stage
+    reads, and frees the rest; see `StagedExecution`. A neighbourhood counts each node once, even if
+    several outputs are evicted, and excludes tensors that no node reads. This is a stronger method
+    than the published one.
 
-    Each eviction looks at the neighbourhood of every candidate: O(n) evictions of O(n) candidates
+    Each eviction examines the neighbourhood of every candidate: O(n) evictions of O(n) candidates
     with up to O(edges) each; neighbourhoods are small in practice.
     """
     if heuristic == LIVENESS:
@@ -81,47 +81,49 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
             f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
         )
     if liveness:
-        return _Liveness(problem, heuristic).run()
-    return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
+        return _LivenessExecution(problem, heuristic).run()
+    return fit_budget(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
 def dtr_paging(problem: Problem) -> Schedule:
-    """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
+    """Run `dtr` with liveness, and evict to storage where this is cheaper than recomputation.
 
-    The score is ``full`` or ``msps``, where the cost of a tensor is the lesser of recomputing it
-    (with what the score counts besides) and of its transfers: page-in, and page-out unless it lies
-    on storage already. The lesser one also decides how it leaves. Costs are energy, or time in the
-    deadline's meaning where the problem minimizes time; staleness stays time. What cannot be
-    recomputed goes to storage, as long as that has space. What is on storage is paged in when it
-    is needed, and is no part of any neighbourhood.
+    The score is ``full`` or ``msps``. The cost of a tensor is the smaller of its recomputation
+    (plus the other costs in the score) and its transfers: page-in, and page-out unless it is on
+    storage. The smaller cost decides how it is evicted. Costs are energy; if the problem minimizes
+    time, they are time in the sense of the deadline. Staleness is always time. Tensors that cannot
+    be recomputed are evicted to storage while it has space. Tensors on storage are paged in on use
+    and belong to no neighbourhood.
 
-    Each score has a run of its own, and one more run only pages: it fits where recomputing within a
-    stage does not. Where the time is minimized and transfers overlap with computing, further runs
-    charge nothing for transfers, as if all were hidden. The best schedule is taken.
+    Each score has its own run. One more run only pages; it may fit where recomputations within a
+    stage do not. If the time is minimized and transfers overlap computations, further runs charge
+    nothing for transfers, as if all were hidden. The best schedule is returned.
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
-    charges = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
+    transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
     rules = [
-        partial(_paged, score=score, free=free, recompute=recompute)
+        partial(_run_with_paging, score=score, free_transfers=free_transfers, recompute=recompute)
         for score, recompute in (("full", True), ("msps", True), ("full", False))
-        for free in charges
+        for free_transfers in transfer_modes
     ]
     return best_homes(problem, rules)
 
 
-def _paged(problem: Problem, *, score: str, free: bool, recompute: bool) -> Schedule:
-    allowed = problem if recompute else replace(problem, recompute=False)
-    return _Paging(allowed, score, free=free).run()
+def _run_with_paging(
+    problem: Problem, *, score: str, free_transfers: bool, recompute: bool
+) -> Schedule:
+    restricted = problem if recompute else replace(problem, recompute=False)
+    return _PagingExecution(restricted, score, free_transfers=free_transfers).run()
 
 
 class Runtime(Execution):
-    """The runtime of the paper's simulator (simrd's ``RuntimeV2Eager``), within some RAM [B].
+    """The runtime of the paper's simulator (simrd's ``RuntimeV2Eager``) within a RAM limit [B].
 
-    Nodes run in graph order. A node's inputs that are in RAM are locked, the others recomputed one
-    after the other, each in the same way, and locked; then room is made for all its outputs. A
-    tensor leaves when its last reader has run. One that is recomputed after that stays until its
-    score is the least: the runtime does not know which node will read it again. What may not be
-    recomputed is never evicted, and leaves when nothing can need it any more.
+    Nodes run in graph order. A node's inputs that are in RAM are locked; missing inputs are
+    recomputed one by one, recursively, and locked. Then RAM is freed for all outputs. A tensor is
+    freed when its last reader has run. A tensor that is recomputed after that stays until its score
+    is the lowest, because the runtime does not know its next reader. Tensors that cannot be
+    recomputed are never evicted, and are freed when no node can need them.
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
@@ -129,37 +131,40 @@ class Runtime(Execution):
         super().__init__(graph, ram_bytes)
         self.scores = Scores(graph, self.compute_time_s, heuristic, nodes_once=False)
         self.locks: Counter[int] = Counter()
-        again = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
-        self.pinned = set(range(len(graph.tensors))) - again
-        needs = last_needs(graph, again)
-        self.leaving: list[list[int]] = [[] for _ in graph.nodes]
-        """The tensors that leave after each node's first computation."""
+        recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
+        self.pinned = set(range(len(graph.tensors))) - recomputable
+        needs = last_needs(graph, recomputable)
+        self.freed_after: list[list[int]] = [[] for _ in graph.nodes]
+        """For each node the tensors that are freed after its first computation."""
         for i, users in enumerate(graph.users_of):
             end = users[-1] if users else graph.node_of[i]
-            self.leaving[needs[i] if i in self.pinned else end].append(i)
-        self.limit_s = THRASHING * sum(self.compute_time_s)
+            self.freed_after[needs[i] if i in self.pinned else end].append(i)
+        self.limit_s = MAX_PASSES * sum(self.compute_time_s)
         self.program: list[Instruction] = []
-        """What it did, in its own order, which a schedule of stages does not keep."""
+        """Executed instructions in order; a schedule of stages does not preserve this order."""
 
     def run(self) -> Schedule:
-        """Execute the training step and return it as a schedule."""
+        """Execute the training step and return its schedule."""
         for k in range(len(self.graph.nodes)):
             self._compute_with_inputs(k)
             for i in self.graph.outputs_of[k]:
                 self.scores.use(i)
-            for i in self.leaving[k]:
+            for i in self.freed_after[k]:
                 if i in self.ram:
                     self.evict(i)
         return self.schedule()
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, whose inputs are locked, and unlock them."""
+        """Compute node `k`, whose inputs are locked, and unlock them.
+
+        Raises `MethodNotApplicableError` if the compute time exceeds `MAX_PASSES` single passes.
+        """
         node = self.graph.nodes[k]
         self.make_room(node.output_bytes + node.workspace_bytes, k)
         self.scores.clock_s += self.compute_time_s[k]
         if self.scores.clock_s > self.limit_s:
             raise MethodNotApplicableError(
-                f"it thrashes: the compute time of {THRASHING} single passes does not finish the "
+                f"it thrashes: the compute time of {MAX_PASSES} single passes does not finish the "
                 f"training step within {format_bytes(int(self.limit_bytes))}"
             )
         super().compute(k)
@@ -169,15 +174,15 @@ class Runtime(Execution):
         for i in self.graph.inputs_of[k]:
             self.locks[i] -= 1
 
-    def victim(self, k: int) -> int | None:  # noqa: ARG002 - what node `k` reads is locked
-        """Return the tensor of the least score that is neither locked nor pinned."""
+    def victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
+        """Return the tensor with the lowest score that is neither locked nor pinned, or None."""
         may_leave = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
         )
         return min(may_leave, key=self.scores.score, default=None)
 
     def evict(self, i: int) -> None:
-        """Free tensor `i` and count it as evicted, unless nothing can need it any more."""
+        """Free tensor `i`, and mark it as evicted unless it is pinned."""
         super().evict(i)
         self.program.append(Instruction(Op.FREE, i))
         if i not in self.pinned:
@@ -197,7 +202,7 @@ class Runtime(Execution):
                 pending.pop()
 
     def _request(self, k: int) -> tuple[int, list[int]]:
-        """Lock the inputs of node `k` that are in RAM; return the node and the other inputs."""
+        """Lock the inputs of node `k` that are in RAM; return the node and its missing inputs."""
         inputs = self.graph.inputs_of[k]
         for i in inputs:
             self.scores.use(i)
@@ -205,7 +210,7 @@ class Runtime(Execution):
         return k, [i for i in inputs if i not in self.ram]
 
 
-class _Liveness(StagedExecution):
+class _LivenessExecution(StagedExecution):
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
     ) -> None:
@@ -214,22 +219,22 @@ class _Liveness(StagedExecution):
         costs = problem.table.compute_time_s if node_costs is None else node_costs
         self.scores = Scores(self.graph, costs, heuristic, nodes_once=True)
         self.pinned: set[int] = set()
-        """In RAM without a further user, because it cannot be recomputed."""
+        """Tensors in RAM without a further user that cannot be recomputed."""
 
     def victim(self, k: int) -> int | None:
-        again = self._recomputability()
-        recomputable = (i for i in self.candidates(k) if again(i))
+        is_recomputable = self._recomputability_test()
+        recomputable = (i for i in self.candidates(k) if is_recomputable(i))
         return min(recomputable, key=self.scores.score, default=None)
 
     def retains(self, i: int) -> bool:
         if self.is_awaited(i):
             return True
-        if self._recomputability()(i):
+        if self._recomputability_test()(i):
             return False
-        needed = self._is_needed(i)
-        if needed:
+        is_needed = self._is_needed(i)
+        if is_needed:
             self.pinned.add(i)
-        return needed
+        return is_needed
 
     def compute(self, k: int) -> None:
         super().compute(k)
@@ -238,116 +243,119 @@ class _Liveness(StagedExecution):
         self.scores.clock_s += self.problem.table.compute_time_s[k]
         for i in self.graph.outputs_of[k]:
             self.scores.use(i)
-            self._is_back(i)
-        for i in sorted(self.pinned):  # for evicted tensors that are back
+            self._mark_in_ram(i)
+        for i in sorted(self.pinned):  # pinned tensors whose evicted descendants are in RAM again
             if self._last_read.get(i, -1) < 0 and not self._is_needed(i):
                 self.evict(i)
 
     def evict(self, i: int) -> None:
         super().evict(i)
         self.pinned.discard(i)
-        if self.graph.users_of[i] and self._recomputability()(i):
-            self.scores.evict(i)  # no node needs any other tensor again
+        if self.graph.users_of[i] and self._recomputability_test()(i):
+            self.scores.evict(i)  # other tensors are not needed again
 
-    def _is_back(self, i: int) -> None:
+    def _mark_in_ram(self, i: int) -> None:
         self.scores.recover(i)
 
-    def _recomputability(self) -> Callable[[int], bool]:
-        """Return a test whether a tensor can be recomputed from what is in RAM now."""
-        graph, repeatable = self.graph, set[int]()
+    def _recomputability_test(self) -> Callable[[int], bool]:
+        """Return a predicate whether a tensor can be recomputed from the tensors in RAM."""
+        graph, known_recomputable = self.graph, set[int]()
 
         def test(i: int) -> bool:
             check_time_limit()
-            needed, todo = set[int](), [graph.node_of[i]]
+            required_nodes, todo = set[int](), [graph.node_of[i]]
             while todo:
                 k = todo.pop()
-                if k in repeatable or k in needed:
+                if k in known_recomputable or k in required_nodes:
                     continue
                 if not self.problem.may_recompute(k):
                     return False
-                needed.add(k)
+                required_nodes.add(k)
                 todo += [graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)]
-            repeatable.update(needed)
+            known_recomputable.update(required_nodes)
             return True
 
         return test
 
     def _is_available(self, p: int) -> bool:
-        """Whether tensor `p` need not be recomputed when it is read."""
+        """Return whether tensor `p` can be read without a recomputation."""
         return p in self.ram
 
     def _is_needed(self, i: int) -> bool:
-        """Whether an evicted tensor with a further user is computed from tensor `i`."""
+        """Return whether an evicted tensor with a further user must be computed from tensor `i`."""
         return any(self.is_awaited(u) for u in self.scores.evicted_after(i))
 
 
-class _Paging(_Liveness):
-    def __init__(self, problem: Problem, heuristic: str, *, free: bool = False) -> None:
+class _PagingExecution(_LivenessExecution):
+    def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
         by_time = problem.minimize == Quantity.TIME
         costs = None if by_time else problem.energy.coefficients.compute
         super().__init__(problem, heuristic, costs)
         self.full = heuristic == "full"
         self.storage = StorageSpace(problem)
         self.page_in_cost, self.page_out_cost = transfer_costs(problem)
-        if free:
+        if free_transfers:
             self.page_in_cost = self.page_out_cost = (0.0,) * len(self.sizes)
-        self.away: set[int] = set()
-        """Not in RAM, and paged in if needed."""
+        self.paged_out: set[int] = set()
+        """Tensors that are not in RAM and are paged in on use."""
 
     def victim(self, k: int) -> int | None:
-        again = self._recomputability()
+        is_recomputable = self._recomputability_test()
         best: tuple[float, int, bool] | None = None
         for i in self.candidates(k):
-            recompute = self._recomputation_cost(i) if again(i) else math.inf
-            transfer = self._transfer_cost(i)
-            cost = min(recompute, transfer)
+            recomputation_cost = self._recomputation_cost(i) if is_recomputable(i) else math.inf
+            transfer_cost = self._transfer_cost(i)
+            cost = min(recomputation_cost, transfer_cost)
             if cost < math.inf:
                 score = self.scores.per_byte_second(i, cost) if self.full else cost / self.sizes[i]
-                ranked = (score, i, transfer < recompute)
+                ranked = (score, i, transfer_cost < recomputation_cost)
                 best = ranked if best is None else min(best, ranked)
         if best is None:
             return None
-        _, victim, pages = best
-        if pages:
-            self.away.add(victim)
+        _, victim, is_paged = best
+        if is_paged:
+            self.paged_out.add(victim)
             self.storage.write(victim)
         return victim
 
     def pages_in(self, i: int) -> bool:
-        return i in self.away
+        return i in self.paged_out
 
     def page_in(self, i: int) -> None:
         super().page_in(i)
         self.scores.use(i)
-        self._is_back(i)
+        self._mark_in_ram(i)
 
     def evict(self, i: int) -> None:
         if i in self.storage.stored and not self.is_awaited(i):
-            self.away.add(i)
-        if i in self.away:
+            self.paged_out.add(i)
+        if i in self.paged_out:
             self.free(i)
             self.pinned.discard(i)
         else:
             super().evict(i)
 
-    def _is_back(self, i: int) -> None:
-        self.away.discard(i)
-        super()._is_back(i)
+    def _mark_in_ram(self, i: int) -> None:
+        self.paged_out.discard(i)
+        super()._mark_in_ram(i)
 
     def _is_available(self, p: int) -> bool:
-        return p in self.ram or p in self.away
+        return p in self.ram or p in self.paged_out
 
     def _recomputation_cost(self, i: int) -> float:
         before = self.scores.evicted_before(i)
         read = {
-            p for u in before for p in self.graph.inputs_of[self.graph.node_of[u]] if p in self.away
+            p
+            for u in before
+            for p in self.graph.inputs_of[self.graph.node_of[u]]
+            if p in self.paged_out
         }
         counted = {*before, *self.scores.evicted_after(i)} if self.full else before
-        return self.scores.total(counted) + sum(self.page_in_cost[p] for p in read)
+        return self.scores.total_cost(counted) + sum(self.page_in_cost[p] for p in read)
 
     def _transfer_cost(self, i: int) -> float:
-        """Return the cost of paging tensor `i` out and in, infinite without space for it."""
-        if not self.storage.takes(i):
+        """Return the cost of paging tensor `i` out and in; inf without space on storage."""
+        if not self.storage.has_space_for(i):
             return math.inf
         page_out = 0.0 if i in self.storage.stored else self.page_out_cost[i]
         return self.page_in_cost[i] + page_out
@@ -357,13 +365,13 @@ class _Paging(_Liveness):
 
 
 HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
-"""Scores of `dtr`. The tensor of the least score is evicted."""
+"""Scores of `dtr`; the tensor with the lowest score is evicted."""
 
 
 class Scores:
-    """Knows when tensors were used and which are evicted; the clock is compute time.
+    """Scores of tensors by last use, evicted neighbourhood and cost; the clock is compute time.
 
-    With `nodes_once` a node counts once in a neighbourhood however many of its outputs are evicted;
+    With `nodes_once`, a node counts once in a neighbourhood even if several outputs are evicted;
     the authors' simulator counts every tensor.
     """
 
@@ -376,49 +384,49 @@ class Scores:
         self.clock_s = 0.0
         self.last_use_s = [0.0] * len(self.sizes)
         self.evicted: set[int] = set()
-        """Computed before, not in RAM, and recomputed if needed."""
+        """Tensors that were computed, are not in RAM, and are recomputed on use."""
         self._nodes_once = nodes_once
         sets = CostSets()
         self._sets = sets if heuristic == "eq" else None
         scores: dict[str, Callable[[int], float]] = {
             "full": lambda i: self.per_byte_second(
-                i, self.total({*self.evicted_before(i), *self.evicted_after(i)})
+                i, self.total_cost({*self.evicted_before(i), *self.evicted_after(i)})
             ),
             "eq": lambda i: self.per_byte_second(
-                i, self._own_cost(i) + sets.total(self._evicted_beside(i))
+                i, self._own_cost(i) + sets.total_cost(self._evicted_neighbours(i))
             ),
             "local": lambda i: self.per_byte_second(i, self._own_cost(i)),
-            "msps": lambda i: self.total(self.evicted_before(i)) / self.sizes[i],
+            "msps": lambda i: self.total_cost(self.evicted_before(i)) / self.sizes[i],
             "lru": lambda i: -self._staleness_s(i),
             "size": lambda i: 1 / self.sizes[i],
         }
         self.score = scores[heuristic]
-        """From a tensor in RAM to its score."""
+        """Function from a tensor in RAM to its score."""
 
     def use(self, i: int) -> None:
-        """Record that tensor `i` is used now."""
+        """Record a use of tensor `i` at the current time."""
         self.last_use_s[i] = self.clock_s
 
     def evict(self, i: int) -> None:
-        """Record that tensor `i` left RAM and must be recomputed if needed."""
+        """Record that tensor `i` left RAM and must be recomputed on use."""
         self.evicted.add(i)
         if self._sets is not None:
-            self._sets.add(i, self._own_cost(i), self._evicted_beside(i))
+            self._sets.add(i, self._own_cost(i), self._evicted_neighbours(i))
 
     def recover(self, i: int) -> None:
-        """Record that tensor `i` is in RAM."""
+        """Record that tensor `i` is in RAM again."""
         if i in self.evicted:
             self.evicted.remove(i)
             if self._sets is not None:
                 self._sets.remove(i, self._own_cost(i))
 
     def per_byte_second(self, i: int, cost: float) -> float:
-        """Return a cost over the size and the staleness of tensor `i`."""
+        """Return a cost divided by the size and the staleness of tensor `i`; inf if both are 0."""
         weight = self.sizes[i] * self._staleness_s(i)
         return cost / weight if weight > 0 else math.inf
 
     def evicted_before(self, i: int) -> set[int]:
-        """Return tensor `i` and the evicted ones that must be recomputed for it."""
+        """Return tensor `i` and the evicted tensors that must be recomputed for it."""
         ancestors = {i}
         todo = [i]
         while todo:
@@ -429,7 +437,7 @@ class Scores:
         return ancestors
 
     def evicted_after(self, i: int) -> set[int]:
-        """Return the evicted tensors for which tensor `i` must be recomputed."""
+        """Return the evicted tensors whose recomputation needs tensor `i`."""
         descendants: set[int] = set()
         todo = [i]
         while todo:
@@ -446,13 +454,13 @@ class Scores:
     def _staleness_s(self, i: int) -> float:
         return self.clock_s - self.last_use_s[i]
 
-    def total(self, tensors: Iterable[int]) -> float:
-        """Return the cost of the nodes of some tensors."""
+    def total_cost(self, tensors: Iterable[int]) -> float:
+        """Return the cost of the nodes that compute some tensors."""
         nodes: Iterable[int] = (self.graph.node_of[u] for u in tensors)
         return math.fsum(self.cost[k] for k in (set(nodes) if self._nodes_once else nodes))
 
-    def _evicted_beside(self, i: int) -> list[int]:
-        """Return the evicted inputs of the node of tensor `i`, and outputs of its readers."""
+    def _evicted_neighbours(self, i: int) -> list[int]:
+        """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
         graph = self.graph
         before = graph.inputs_of[graph.node_of[i]]
         after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
@@ -462,29 +470,31 @@ class Scores:
 class CostSets:
     """Costs of connected sets of evicted tensors.
 
-    A tensor that comes back takes its own cost out of its set, which stays whole. So sets become
-    larger than the true ones: the paper's approximation.
+    A tensor that is recomputed subtracts its own cost from its set, which is not split. So sets
+    become larger than the true ones: the paper's approximation.
     """
 
     def __init__(self) -> None:
         self._set_of: dict[int, int] = {}
-        """The set of each evicted tensor."""
+        """Index of the set of each evicted tensor."""
         self._cost: list[float] = []
 
-    def add(self, i: int, cost: float, beside: Iterable[int]) -> None:
-        """Add an evicted tensor, joined with the sets of those beside it."""
-        joined = self._sets(beside)
-        self._set_of |= {u: len(self._cost) for u, old in self._set_of.items() if old in joined}
+    def add(self, i: int, cost: float, neighbours: Iterable[int]) -> None:
+        """Add an evicted tensor, and merge it with the sets of its evicted neighbours."""
+        merged_sets = self._sets(neighbours)
+        self._set_of |= {
+            u: len(self._cost) for u, old in self._set_of.items() if old in merged_sets
+        }
         self._set_of[i] = len(self._cost)
-        self._cost.append(sum((self._cost[old] for old in joined), start=cost))
+        self._cost.append(sum((self._cost[old] for old in merged_sets), start=cost))
 
     def remove(self, i: int, cost: float) -> None:
-        """Take a tensor that is back out of its set."""
+        """Remove a tensor that is in RAM again from its set."""
         if i in self._set_of:
             self._cost[self._set_of.pop(i)] -= cost
 
-    def total(self, tensors: Iterable[int]) -> float:
-        """Return the cost of the sets that the tensors are in, each set once."""
+    def total_cost(self, tensors: Iterable[int]) -> float:
+        """Return the total cost of the sets that contain the tensors, each set once."""
         return sum(self._cost[root] for root in self._sets(tensors))
 
     def _sets(self, tensors: Iterable[int]) -> list[int]:

@@ -1,6 +1,6 @@
-"""The engine of the baselines: it runs the rules of a method until a schedule keeps the budget.
+"""Search loops of the baselines: repeat a method with other budgets or rules, and take the best.
 
-What executes a step as a rule decides is in `poetmodel.heuristics.execution`.
+`poetmodel.heuristics.execution` executes the steps that a method decides.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.solver.outcome import Candidate
 
-ATTEMPTS: Final = 24
-"""How often `fitted` runs a method, each time with less RAM to fill."""
-FOR_RULES: Final = 0.9
-"""Share of the time left that the rules of a method may take."""
+MAX_ATTEMPTS: Final = 24
+"""Maximum number of attempts of `fit_budget`, each with less RAM."""
+RULES_TIME_RATIO: Final = 0.9
+"""Fraction of the remaining time that the rules of a method may use."""
 
 
 @dataclass(slots=True)
 class RuleWatch:
-    """Whether the time limit has stopped rules of a method."""
+    """Record of whether the time limit stopped the rules of a method."""
 
     cut_short: bool = False
 
@@ -39,28 +39,28 @@ _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", defa
 
 @contextmanager
 def watch_rules() -> Iterator[RuleWatch]:
-    """Yield a watch that records whether `cheapest`, called inside, omits rules at its limit."""
+    """Yield a record of whether `best_schedule`, called inside, omitted rules at the time limit."""
     watch = RuleWatch()
-    before = _RULE_WATCH.set(watch)
+    token = _RULE_WATCH.set(watch)
     try:
         yield watch
     finally:
-        _RULE_WATCH.reset(before)
+        _RULE_WATCH.reset(token)
 
 
-def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
-    """Return the schedule of a method that may fill as much RAM as keeps the budget.
+def fit_budget(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
+    """Repeat a method with less and less RAM until its schedule meets the RAM budget.
 
-    The stages of a schedule are coarser than the steps of a method, so the simulator may count more
-    RAM than the method did. Each attempt gets less RAM by the excess of the one before. The method
-    gets the RAM that it may fill [B] and raises `MethodNotApplicableError` where that is too
-    little; the reason of the first attempt is passed on.
+    `run` schedules within a given RAM [B]. The simulator may count more RAM than the method does,
+    because the stages of a schedule are coarser than the steps of a method. Each attempt has less
+    RAM by the previous excess. Raises `MethodNotApplicableError` if no attempt meets the budget; an
+    error of the first attempt is raised unchanged.
     """
-    usable = fill = problem.usable_ram_bytes
+    usable = ram_bytes = problem.usable_ram_bytes
     peak = 0
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         try:
-            schedule = run(fill)
+            schedule = run(ram_bytes)
         except MethodNotApplicableError:
             if not peak:
                 raise
@@ -68,8 +68,8 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
         peak = simulate(problem.graph, None, schedule).peak_ram_bytes
         if peak <= usable:
             return schedule
-        fill -= peak - usable
-        if fill <= 0:
+        ram_bytes -= peak - usable
+        if ram_bytes <= 0:
             break
     raise MethodNotApplicableError(
         f"it cannot keep within the {usable:,} B that tensors may use; its schedule needs "
@@ -77,16 +77,17 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
     )
 
 
-def bisected(
-    problem: Problem, run: Callable[[int], Schedule | None], first: int, most: int
+def bisect_budget(
+    problem: Problem, run: Callable[[int], Schedule | None], first_units: int, max_units: int
 ) -> Schedule | None:
-    """Return the best schedule seen while the largest memory that keeps the budget is looked for.
+    """Bisect for the most memory at which a method meets the budget; return the best schedule.
 
-    A method may count more RAM than the simulator does, so that it may fill more than the budget.
-    It gets a memory of 0 to `most` units, the `first` one being the budget.
+    A method may count more RAM than the simulator does, so the memory may exceed the budget. `run`
+    gets a memory from 0 to `max_units` units and returns None if it is too small. The first call is
+    with `first_units`, the budget. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None
-    low, high, units = 0, most, first
+    low, high, units = 0, max_units, first_units
     while low <= high:
         schedule = run(units)
         candidate = None if schedule is None else as_candidate(problem, schedule)
@@ -101,16 +102,17 @@ def bisected(
     return None if best is None else best.schedule
 
 
-def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
-    """Return the best schedule of several rules of a method, by what the problem minimizes.
+def best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
+    """Return the best schedule of several rules of a method, by the problem's objective.
 
-    Rules that do not apply are passed over. If none does, the reason of the first is raised. Rules
-    have nine tenths of the time, as the caller verifies the schedule. If its end stops a rule, the
-    schedules found before count, and the `RuleWatch` around it records that.
+    Rules that raise `MethodNotApplicableError` are skipped; if all do, the first error is raised.
+    The rules have nine tenths of the remaining time, because the caller verifies the schedule
+    afterwards. If the time limit stops a rule, the best schedule so far is returned, and the active
+    `RuleWatch` records it; without a schedule, `TimeLimitError` is raised.
     """
     found: list[Candidate] = []
     refusals: list[MethodNotApplicableError] = []
-    with time_limit(FOR_RULES * time_left_s()):
+    with time_limit(RULES_TIME_RATIO * time_left_s()):
         for rule in rules:
             try:
                 found.append(as_candidate(problem, rule()))
@@ -128,12 +130,13 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
     return min(found, key=lambda each: (bool(each.violations), each.value)).schedule
 
 
-def fitting(
-    problem: Problem, schedules: Iterable[Schedule], what: str
+def simulated_within_budget(
+    problem: Problem, schedules: Iterable[Schedule], kind: str
 ) -> Iterator[tuple[Schedule, Simulation]]:
-    """Yield the schedules that keep the RAM budget, simulated; at the end raise if there was none.
+    """Yield (schedule, simulation) for the schedules that meet the RAM budget.
 
-    The error says `what` of the method needs more.
+    Raises `MethodNotApplicableError` at the end if there was none; `kind` names the schedules in
+    the message.
     """
     usable = problem.usable_ram_bytes
     peaks = []
@@ -144,6 +147,6 @@ def fitting(
             yield schedule, simulation
     if min(peaks) > usable:
         raise MethodNotApplicableError(
-            f"its {what} need at least {min(peaks):,} B, more than the {usable:,} B that tensors "
+            f"its {kind} need at least {min(peaks):,} B, more than the {usable:,} B that tensors "
             "may use"
         )

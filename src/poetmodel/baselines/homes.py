@@ -1,8 +1,8 @@
-"""How methods that know activations only schedule a graph with state.
+"""Extend methods for graphs without state to graphs with state.
 
-Such a method has a rule for the homes of state: all in RAM, all on storage, or some in RAM. What is
-left to schedule is a graph without state, with the same positions of nodes and tensors: state in
-RAM takes its bytes off the budget, and state on storage is like samples that lie there.
+A rule assigns homes to the state tensors: all in RAM, all on storage, or some in RAM. The method
+then schedules a graph without state, with the same numbers of nodes and tensors: the bytes of state
+in RAM are subtracted from the budget, and state on storage is treated like samples on storage.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.engine import best_schedule
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import last_resort
-from poetmodel.problem import OWN, Problem, Quantity
+from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 from poetmodel.units import format_bytes
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 
 
 FORWARD_ONLY: Final = "forward_only"
-"""Attribute of a method that recomputes forward nodes alone."""
+"""Attribute that marks a method that recomputes only forward nodes."""
 
 
 def forward_only(method: Scheduler[P]) -> Scheduler[P]:
-    """Mark a method that recomputes forward nodes alone: it needs one version of the graph."""
+    """Mark a method that recomputes only forward nodes; it schedules one version of the graph."""
     setattr(method, FORWARD_ONLY, True)
     return method
 
 
 def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
-    """Make a method take graphs with state: all state is in RAM, and the rest is scheduled."""
+    """Extend a method to graphs with state, with all state in RAM."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _with_homes(problem, state, _bind_options(method, *options, **named))
+        return _schedule_state(problem, state, _bind_options(method, *options, **named))
 
     return schedule
 
 
 def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
-    """Make a method take graphs with state: the home of all state is storage."""
+    """Extend a method to graphs with state, with all state on storage."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return _with_homes(problem, (), _bind_options(method, *options, **named))
+        return _schedule_state(problem, (), _bind_options(method, *options, **named))
 
     return schedule
 
@@ -63,7 +63,7 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 def _bind_options(
     method: Scheduler[P], *options: P.args, **named: P.kwargs
 ) -> Callable[[Problem], Schedule]:
-    """Return a method with its options as a function of the problem."""
+    """Return a function of the problem alone, with the method's options bound."""
 
     @wraps(method)
     def rule(problem: Problem) -> Schedule:
@@ -73,7 +73,7 @@ def _bind_options(
 
 
 def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
-    """Make a method take graphs with state, in the best homes; see `best_homes`."""
+    """Extend a method to graphs with state, with the homes that `best_homes` finds."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
@@ -83,40 +83,40 @@ def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
 
 
 def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]]) -> Schedule:
-    """Return the best schedule of some rules with state in RAM, on storage, or in part in RAM.
+    """Return the best schedule of several rules, over several assignments of homes to state.
 
-    All in RAM is tried, then all on storage, with every rule. If a rule has a schedule for the
-    second alone, bisection looks for the most tensors that may be in RAM, those first whose
-    transfers take most energy for each byte.
+    Each rule is tried with all state in RAM and with all state on storage. If a rule has a schedule
+    only for storage, bisection finds the maximum number of tensors in RAM, in the order of
+    descending transfer energy per byte.
     """
-    state = _dearest_first(problem)
-    ends = dict.fromkeys((len(state), 0))
-    fitting: set[tuple[int, int]] = set()
+    state = _by_transfer_energy(problem)
+    extreme_counts = dict.fromkeys((len(state), 0))
+    feasible: set[tuple[int, int]] = set()
 
-    def keep(number: int, count: int) -> Schedule:
+    def schedule_with(number: int, count: int) -> Schedule:
         schedule = _with_resident(problem, state[:count], rules[number])
-        fitting.add((number, count))
+        feasible.add((number, count))
         return schedule
 
     def attempts() -> Iterator[Callable[[], Schedule]]:
-        for count in ends:
-            yield from (partial(keep, number, count) for number in range(len(rules)))
+        for count in extreme_counts:
+            yield from (partial(schedule_with, number, count) for number in range(len(rules)))
         for number in reversed(range(len(rules))):
             high, low = len(state), 0
-            while high - low > 1 and (number, low) in fitting and (number, high) not in fitting:
+            while high - low > 1 and (number, low) in feasible and (number, high) not in feasible:
                 middle = (low + high) // 2
-                yield partial(keep, number, middle)
-                low, high = (middle, high) if (number, middle) in fitting else (low, middle)
+                yield partial(schedule_with, number, middle)
+                low, high = (middle, high) if (number, middle) in feasible else (low, middle)
 
-    def best() -> Schedule:
-        fitting.clear()
-        return cheapest(problem, attempts())
+    def best_attempt() -> Schedule:
+        feasible.clear()
+        return best_schedule(problem, attempts())
 
-    return last_resort(problem.graph, best)
+    return last_resort(problem.graph, best_attempt)
 
 
-def _dearest_first(problem: Problem) -> tuple[int, ...]:
-    """Return the state of a graph by the energy of its transfers for each byte, the most first."""
+def _by_transfer_energy(problem: Problem) -> tuple[int, ...]:
+    """Return the state tensors by descending transfer energy per byte."""
     graph, energy = problem.graph, problem.energy.coefficients
 
     def saved_j(i: int) -> float:
@@ -128,55 +128,61 @@ def _dearest_first(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(graph.state_tensors, key=lambda i: (-saved_j(i), i)))
 
 
-def _with_homes(
+def _schedule_state(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of `_with_resident`; inputs are overwritten where there is no other."""
+    """Return the schedule of `_with_resident`; overwrite inputs only if there is no other one."""
     return last_resort(problem.graph, partial(_with_resident, problem, resident, method))
 
 
 def _with_resident(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of a method if some state is in RAM, the rest on storage.
+    """Return the schedule of a method with some state in RAM and the rest on storage.
 
-    The method schedules two problems: one in which every recomputation is in time, and one in which
-    all nodes stay recomputable, whose schedule counts unless it runs a node too late. The better
-    schedule is returned. A method that is `forward_only` schedules the first one alone.
+    The method schedules two graphs: one in which every recomputation precedes the updates of its
+    state, and one in which all nodes stay recomputable, whose schedule is discarded if it computes
+    a node too late. The better schedule is returned. A `forward_only` method schedules only the
+    first one.
     """
     if not problem.graph.state_tensors:
         return method(problem)
-    safe, free = (without_state(problem, resident, in_time=in_time) for in_time in (True, False))
-    one = hasattr(method, FORWARD_ONLY) or safe.graph == free.graph
-    choices = (safe,) if one else (safe, free)
-    rules = (partial(_schedule_with_homes, problem, resident, method, plain) for plain in choices)
-    return cheapest(problem, rules)
+    in_time_problem, unrestricted = (
+        without_state(problem, resident, in_time=in_time) for in_time in (True, False)
+    )
+    is_single = hasattr(method, FORWARD_ONLY) or in_time_problem.graph == unrestricted.graph
+    choices = (in_time_problem,) if is_single else (in_time_problem, unrestricted)
+    rules = (
+        partial(_schedule_with_homes, problem, resident, method, stateless) for stateless in choices
+    )
+    return best_schedule(problem, rules)
 
 
 def _schedule_with_homes(
     problem: Problem,
     resident: Collection[int],
     method: Callable[[Problem], Schedule],
-    plain: Problem,
+    stateless: Problem,
 ) -> Schedule:
-    """Schedule a problem without its state, and return the schedule with the homes of state."""
-    found = method(plain)
-    _require_in_time(problem, found)
+    """Schedule a problem without state, and return the schedule for the graph with state."""
+    stateless_schedule = method(stateless)
+    _require_in_time(problem, stateless_schedule)
     return paged_at_once(
         problem.graph,
-        R=found.R,
-        kept=found.kept,
-        M_in=found.M_in,
+        R=stateless_schedule.R,
+        kept=stateless_schedule.kept,
+        M_in=stateless_schedule.M_in,
         resident=sorted(resident),
         identity=GraphIdentity.of(problem.graph),
     )
 
 
 def without_state(problem: Problem, resident: Collection[int], *, in_time: bool = True) -> Problem:
-    """Return the problem that is left to a method if some state is in RAM, the rest on storage.
+    """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    If `in_time`, no node is recomputable that a schedule could run again after an update has
-    replaced state that the node reads.
+    With `in_time`, a node is not recomputable if a schedule could compute it again after an update
+    of state that the node reads. Raises `MethodNotApplicableError` if RAM or storage is too small
+    for the state.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -185,9 +191,9 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         "ram": problem.usable_ram_bytes - in_ram_bytes,
         "constraints": (),
     }
-    if problem.minimize == OWN:  # own objectives and constraints may be about homes
+    if problem.minimize == USER_OBJECTIVE:  # user-defined objectives may depend on homes
         limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
-    room = problem.aux_limit_bytes
+    storage_bytes = problem.aux_limit_bytes
     if limits["ram"] <= 0:
         raise MethodNotApplicableError(
             f"it keeps {'some' if stored_bytes else 'all'} state in RAM, "
@@ -195,32 +201,34 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
             f"{format_bytes(problem.usable_ram_bytes)}"
         )
     if len(resident) < len(graph.state_tensors):
-        what = f"it keeps {'some' if resident else 'all'} state on storage"
+        home_text = f"it keeps {'some' if resident else 'all'} state on storage"
         if not problem.can_page:
-            raise MethodNotApplicableError(f"{what}, and the problem allows no paging")
-        if room is not None:
-            if room < stored_bytes:
+            raise MethodNotApplicableError(f"{home_text}, and the problem allows no paging")
+        if storage_bytes is not None:
+            if storage_bytes < stored_bytes:
                 raise MethodNotApplicableError(
-                    f"{what}, {format_bytes(stored_bytes)}, and there is room for "
-                    f"{format_bytes(room)}"
+                    f"{home_text}, {format_bytes(stored_bytes)}, and there is room for "
+                    f"{format_bytes(storage_bytes)}"
                 )
-            limits["aux_bytes"] = room - stored_bytes
-    plain = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
+            limits["aux_bytes"] = storage_bytes - stored_bytes
+    stateless = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
     if in_time:
-        plain = _recomputable_in_time(plain, graph.last_stages)
-    plain = _in_two_passes(plain)
-    return replace(problem.resolved(), graph=plain, costs=_costs(problem, plain), **limits)
+        stateless = _restrict_recomputation(stateless, graph.last_stages)
+    stateless = _updates_in_forward(stateless)
+    return replace(
+        problem.resolved(), graph=stateless, costs=_stateless_costs(problem, stateless), **limits
+    )
 
 
-def _recomputable_in_time(graph: Graph, last_stages: Sequence[int]) -> Graph:
-    """Return a graph that recomputes no node after its last stage, however it is scheduled.
+def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
+    """Return a graph in which no schedule can recompute a node after its last stage.
 
-    A node stays recomputable if its outputs are read no later than its own last stage, and than
-    those of all recomputable nodes from which it is computed: these may have to run again for it.
-    Of two nodes of which only one can stay recomputable, the one that comes first does.
+    A node stays recomputable if its outputs are read no later than its own last stage and those of
+    all recomputable nodes from which it is computed, because these may have to run again. If only
+    one of two nodes can stay recomputable, the earlier one does.
     """
     latest: list[int] = []
-    """For each node the last stage in which it and all that it needs may run again."""
+    """For each node the last stage in which it and all its ancestors may run again."""
     nodes = list(graph.nodes)
     for k, node in enumerate(graph.nodes):
         needed = (graph.node_of[i] for i in graph.inputs_of[k])
@@ -232,10 +240,10 @@ def _recomputable_in_time(graph: Graph, last_stages: Sequence[int]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _in_two_passes(graph: Graph) -> Graph:
-    """Return a graph in which updates before the first backward node belong to the forward pass.
+def _updates_in_forward(graph: Graph) -> Graph:
+    """Return a graph in which updates before the first backward node are forward nodes.
 
-    The running statistics of a batch norm are renewed there.
+    Such updates renew the running statistics of batch norms.
     """
     nodes = list(graph.nodes)
     for k, node in enumerate(nodes):
@@ -248,7 +256,7 @@ def _in_two_passes(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _costs(problem: Problem, graph: Graph) -> Costs:
+def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
     """Return the costs of a problem for its graph without state."""
     table = problem.table
     pages = [
@@ -269,11 +277,11 @@ def _costs(problem: Problem, graph: Graph) -> Costs:
 
 
 def _require_in_time(problem: Problem, schedule: Schedule) -> None:
-    """Raise unless nodes run before what they read is replaced, and state is paged in before."""
+    """Raise `MethodNotApplicableError` if a node or page-in runs after an update of its state."""
     graph = problem.graph
-    late = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
-    late += [(t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in(i)]
-    for t, k in late:
+    late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
+    late_nodes += [(t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in(i)]
+    for t, k in late_nodes:
         raise MethodNotApplicableError(
             f"it has {graph.nodes[k].name!r} again at {graph.nodes[t].name!r}, after state "
             "that this needs was replaced"

@@ -1,4 +1,4 @@
-"""Chains of lower sets: the recomputation of Kusumoto et al. for any forward graph."""
+"""Lower sets: recomputation of any forward graph by Kusumoto et al. (NeurIPS 2019)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.baselines.engine import bisected, cheapest
+from poetmodel.baselines.engine import best_schedule, bisect_budget
 from poetmodel.baselines.homes import all_in_ram, forward_only
-from poetmodel.baselines.paging import within_budget
+from poetmodel.baselines.paging import require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 EXACT, PRUNED = FAMILIES = ("exact", "pruned")
-"""Variants of `lower_sets`: all lower sets, or those of what a single node needs."""
+"""Variants of `lower_sets`: all lower sets, or only the sets of ancestors of single nodes."""
 MAX_SETS: Final = 1000
-"""Most lower sets of the exact family."""
-LABELS: Final = 8192
-"""Most undominated chains, of all lower sets together, that the dynamic program goes on with."""
+"""Maximum number of lower sets of the exact family."""
+MAX_LABELS: Final = 8192
+"""Maximum number of undominated chains that the dynamic program extends, over all lower sets."""
 MIN_LABELS: Final = 4
-"""The fewest that it goes on with for each lower set."""
-LIMITS: Final = 32
-"""Limits of the estimated peak that are tried, in equal steps up to that of keep-all."""
+"""Minimum of this number for each lower set."""
+N_LIMITS: Final = 32
+"""Number of limits of the estimated peak that are tried, in equal steps up to that of keep-all."""
 
 
 @all_in_ram
@@ -42,33 +42,32 @@ LIMITS: Final = 32
 def lower_sets(problem: Problem, family: str = "") -> Schedule:
     """Recompute the segments between lower sets, chosen by a dynamic program.
 
-    A lower set of the forward pass has, with each node, all nodes from which that is computed. An
-    increasing chain of lower sets ends with the whole forward pass and divides it into segments.
-    The boundary of a lower set, its nodes that others outside read, is saved. All other nodes of a
-    segment are dropped and recomputed for its backward pass. So a chain costs the time of all nodes
-    that are in no boundary. What it takes is estimated as in the paper, segment by segment: what is
-    saved before, twice the segment (its tensors and their gradients), the readers of the lower set
-    outside it, and what else these readers read.
+    A lower set contains with each node all nodes from which it is computed. An increasing chain of
+    lower sets ends with the whole forward pass and divides it into segments. The boundary of a
+    lower set consists of its nodes that are read from outside, and is saved. All other nodes of a
+    segment are dropped and recomputed for its backward pass. So the cost of a chain is the time of
+    all nodes that are in no boundary. Its memory is estimated as in the paper, segment by segment:
+    the tensors saved before, twice the segment (its tensors and their gradients), the readers of
+    the lower set outside it, and the other inputs of these readers.
 
-    Among the chains whose estimates keep a limit, the dynamic program finds those that no other one
-    dominates in cost and saved bytes. The paper takes one of two: the chain of least cost
-    (time-centric), or that of the fewest saved bytes (memory-centric). Its estimates are not the
-    simulator's peaks, in which tensors leave after their last use. So `LIMITS` limits are tried,
-    and of the undominated chains of each limit the one that saves most and keeps the budget is
-    found by bisection. The best schedule seen is returned.
+    Among the chains whose estimates meet a limit, the dynamic program finds those that no other
+    chain dominates in cost and saved bytes. The paper takes one of two: the chain of minimum cost
+    (time-centric), or that of minimum saved bytes (memory-centric). Its estimates are not the
+    simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are tried;
+    of the undominated chains of each limit, bisection finds the one that saves most and meets the
+    budget. The best schedule seen is returned.
 
-    The `family` says which lower sets are considered: ``exact`` all of them, up to `MAX_SETS`;
-    ``pruned`` for each node the set of what it needs. Without one, it is ``exact`` where that is
-    possible, else ``pruned``.
+    The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
+    each node the set of its ancestors. The default is ``exact`` if possible, else ``pruned``.
 
-    Interpretations. The nodes are those of the forward pass that may be recomputed; others are
-    saved and counted nowhere. The last segment is not recomputed, as the backward pass begins with
-    it; the paper recomputes it. Nodes run in the order of the graph, and what is dropped is
-    recomputed where it is read. For each lower set the program goes on with a part of `LABELS`
-    chains, at least four: it is exact as long as no more are undominated.
+    Interpretations. The nodes are the recomputable nodes of the forward pass; others are saved and
+    not counted. The last segment is not recomputed, because the backward pass begins with it; the
+    paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
+    where they are read. For each lower set the program extends a fraction of `MAX_LABELS` chains,
+    at least four: it is exact if no more are undominated.
 
-    Takes time in proportion to the lower sets times `LABELS`, for each limit, and the cube of their
-    number once.
+    The run time is proportional to the number of lower sets times `MAX_LABELS`, for each limit, and
+    once to the cube of that number.
     """
     if family not in ("", *FAMILIES):
         raise InputError(f"family {family!r}: expected one of {', '.join(FAMILIES)}")
@@ -76,13 +75,13 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     if checkpoint_all_peak_bytes(graph) <= problem.usable_ram_bytes:
         return checkpoint_all(graph)
     table = LowerSets(graph, problem.table.compute_time_s, family)
-    realized: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
+    schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
-    def within(limit_bytes: int) -> Schedule:
-        chains = table.front(limit_bytes)[::-1]  # those that save least first
-        best = bisected(
+    def best_within(limit_bytes: int) -> Schedule:
+        chains = table.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
+        best = bisect_budget(
             problem,
-            lambda number: realized(chains[number].saved),
+            lambda number: schedule_of(chains[number].saved),
             len(chains) // 2,
             len(chains) - 1,
         )
@@ -91,48 +90,53 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
                 f"no chain of its {len(table.sets):,} lower sets keeps within the "
                 f"{problem.usable_ram_bytes:,} B that tensors may use"
             )
-        return within_budget(problem, best)
+        return require_within_budget(problem, best)
 
-    limits = sorted(range(1, LIMITS + 1), key=lambda n: (-(n & -n), n))  # coarse steps first
-    return cheapest(problem, (partial(within, table.total_bytes * n // LIMITS) for n in limits))
+    limits = sorted(range(1, N_LIMITS + 1), key=lambda n: (-(n & -n), n))  # coarse steps first
+    return best_schedule(
+        problem, (partial(best_within, table.total_bytes * n // N_LIMITS) for n in limits)
+    )
 
 
 class SetChain(NamedTuple):
-    """An increasing chain of lower sets, the last one being the whole forward pass."""
+    """Increasing chain of lower sets; the last one is the whole forward pass."""
 
     sets: tuple[frozenset[int], ...]
     """Nodes of each set."""
     saved: frozenset[int]
     """Tensors of the boundaries and of the last segment."""
     cost_s: float
-    """Time of what is recomputed [s]."""
+    """Time of all recomputations [s]."""
     saved_bytes: int
     """Bytes of the boundaries [B]."""
 
 
 class LowerSets:
-    """Lower sets of the recomputable forward pass, and what the segments between them take."""
+    """Lower sets of the recomputable forward pass; costs and peaks of the segments between them."""
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
         begin = begin_of_backward(graph)
         self.graph = graph
         self.nodes = sorted({k for i in droppable(graph) if (k := graph.node_of[i]) < begin})
         """Recomputable nodes of the forward pass."""
-        place = {k: p for p, k in enumerate(self.nodes)}
-        self.before = [
-            sum(1 << place[j] for j in {graph.node_of[i] for i in graph.inputs_of[k]} & set(place))
+        index_of = {k: p for p, k in enumerate(self.nodes)}
+        self.inputs_mask = [
+            sum(
+                1 << index_of[j]
+                for j in {graph.node_of[i] for i in graph.inputs_of[k]} & set(index_of)
+            )
             for k in self.nodes
         ]
-        """For each place the places that its node reads, as bits."""
+        """For each node, by its index in `nodes`, the bit mask of the nodes that it reads."""
         masks = self._masks(graph.name, family)
         self.sets = [self._members(mask) for mask in masks]
-        """Places of each lower set, the smaller ones first."""
+        """Node indices of each lower set, smaller sets first."""
         count = len(self.nodes)
         member = np.zeros((len(masks), count))
-        for row, places in zip(member, self.sets, strict=True):
-            row[places] = 1.0
+        for row, members in zip(member, self.sets, strict=True):
+            row[members] = 1.0
         edges = np.zeros((count, count))
-        for q, mask in enumerate(self.before):
+        for q, mask in enumerate(self.inputs_mask):
             edges[self._members(mask), q] = 1.0
         sizes = np.array(
             [
@@ -143,40 +147,43 @@ class LowerSets:
         )
         times = np.array([times_s[k] for k in self.nodes])
         outside = 1.0 - member
-        self.edge = edge = member * (outside @ edges.T > 0)
-        """Whether each place is in the boundary of each lower set, shape (sets, places)."""
+        self.is_in_boundary = is_in_boundary = member * (outside @ edges.T > 0)
+        """Whether each node is in the boundary of each lower set, shape (sets, nodes)."""
         readers = outside * (member @ edges > 0)
-        beside = outside * (readers @ edges.T > 0)
-        self.within = (member @ member.T) >= member.sum(axis=1)[:, None]
-        """Whether the first lower set is part of the second one, shape (sets, sets)."""
-        np.fill_diagonal(self.within, val=False)
-        grown = partial(_grown, member, edge)
-        self.saved_bytes = grown(sizes)
-        """What the boundary of the second set adds to what is saved, shape (sets, sets) [B]."""
-        whole_s = member @ times
-        self.cost_s = np.maximum(0.0, whole_s[None, :] - whole_s[:, None] - grown(times))
-        """Time to recompute the segment between two sets, none of the last one [s]."""
+        other_inputs = outside * (readers @ edges.T > 0)
+        self.is_subset = (member @ member.T) >= member.sum(axis=1)[:, None]
+        """Whether the first lower set is a proper subset of the second one, shape (sets, sets)."""
+        np.fill_diagonal(self.is_subset, val=False)
+        added_by_boundary = partial(_boundary_outside, member, is_in_boundary)
+        self.saved_bytes = added_by_boundary(sizes)
+        """Bytes that the boundary of the second set adds to the saved ones, shape (sets, sets)
+        [B]."""
+        set_time_s = member @ times
+        self.cost_s = np.maximum(
+            0.0, set_time_s[None, :] - set_time_s[:, None] - added_by_boundary(times)
+        )
+        """Time to recompute the segment between two sets; 0 for the last segment [s]."""
         self.cost_s[:, -1] = 0.0
-        whole_bytes = member @ sizes
-        self.peak_bytes = 2 * (whole_bytes[None, :] - whole_bytes[:, None])
-        """Estimated peak of the segment's backward pass beside what is saved before it [B]."""
-        self.peak_bytes += (readers @ sizes + beside @ sizes)[None, :]
+        set_bytes = member @ sizes
+        self.peak_bytes = 2 * (set_bytes[None, :] - set_bytes[:, None])
+        """Estimated peak of the segment's backward pass, without tensors saved before it [B]."""
+        self.peak_bytes += (readers @ sizes + other_inputs @ sizes)[None, :]
         self.total_bytes = max(1, 2 * int(sizes.sum()))
-        """The limit at which nothing is recomputed [B]."""
+        """Limit at which nothing is recomputed [B]."""
 
-    def front(self, limit_bytes: int) -> list[SetChain]:
-        """Return the chains within a limit that none dominates, the one of least cost first."""
+    def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
+        """Return the undominated chains within a limit, in ascending order of cost."""
         last = len(self.sets) - 1
-        most = max(MIN_LABELS, LABELS // len(self.sets))
+        max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))
         ends, parents = np.zeros(1, dtype=np.int64), np.full(1, -1)
         costs, saved = np.zeros(1), np.zeros(1)
         for j in range(1, last + 1):
             check_time_limit()
-            fits = self.within[ends, j] & (saved + self.peak_bytes[ends, j] <= limit_bytes)
+            fits = self.is_subset[ends, j] & (saved + self.peak_bytes[ends, j] <= limit_bytes)
             origins = np.flatnonzero(fits)
             new_costs = costs[origins] + self.cost_s[ends[origins], j]
             new_saved = saved[origins] + self.saved_bytes[ends[origins], j]
-            kept = _select_undominated(new_costs, new_saved, most)
+            kept = _select_undominated(new_costs, new_saved, max_labels)
             ends = np.concatenate((ends, np.full(len(kept), j)))
             parents = np.concatenate((parents, origins[kept]))
             costs = np.concatenate((costs, new_costs[kept]))
@@ -184,23 +191,26 @@ class LowerSets:
         found = [label for label in np.flatnonzero(ends == last).tolist() if label]
         chains = []
         for label in found:
-            path, at = [], label
-            while at > 0:
-                path.append(int(ends[at]))
-                at = int(parents[at])
+            path, current = [], label
+            while current > 0:
+                path.append(int(ends[current]))
+                current = int(parents[current])
             chains.append(self._chain(path[::-1], float(costs[label]), int(saved[label])))
         return chains
 
     def _chain(self, path: list[int], cost_s: float, saved_bytes: int) -> SetChain:
-        """Return a chain of lower sets, given by their numbers."""
+        """Return the chain through lower sets with the given indices."""
         sets = [frozenset(self.nodes[p] for p in self.sets[j]) for j in path]
-        bounds = np.flatnonzero(self.edge[path].any(axis=0)).tolist()
-        once = {self.nodes[p] for p in bounds} | sets[-1].difference(*sets[:-1])
-        saved = frozenset(i for k in once for i in self.graph.outputs_of[k])
+        bounds = np.flatnonzero(self.is_in_boundary[path].any(axis=0)).tolist()
+        saved_nodes = {self.nodes[p] for p in bounds} | sets[-1].difference(*sets[:-1])
+        saved = frozenset(i for k in saved_nodes for i in self.graph.outputs_of[k])
         return SetChain(tuple(sets), saved, cost_s, saved_bytes)
 
     def _masks(self, name: str, family: str) -> list[int]:
-        """Return the lower sets of a family as bits of places, the smaller ones first."""
+        """Return the bit masks of the lower sets of a family, smaller sets first.
+
+        Raises `MethodNotApplicableError` if the exact family has more than `MAX_SETS` sets.
+        """
         masks = None if family == PRUNED else self._all_masks()
         if masks is None and family == EXACT:
             raise MethodNotApplicableError(
@@ -208,24 +218,24 @@ class LowerSets:
             )
         if masks is None:
             masks = {0, (1 << len(self.nodes)) - 1}
-            needed: list[int] = []
-            for p, mask in enumerate(self.before):
-                whole = 1 << p
+            ancestors: list[int] = []
+            for p, mask in enumerate(self.inputs_mask):
+                closure = 1 << p
                 for q in self._members(mask):
-                    whole |= needed[q]
-                needed.append(whole)
-            masks.update(needed)
+                    closure |= ancestors[q]
+                ancestors.append(closure)
+            masks.update(ancestors)
         return sorted(masks, key=lambda mask: (mask.bit_count(), mask))
 
     def _all_masks(self) -> set[int] | None:
-        """Return all lower sets, None where there are more than `MAX_SETS`."""
+        """Return the bit masks of all lower sets, or None if there are more than `MAX_SETS`."""
         masks, todo = {0}, [0]
         while todo:
             check_time_limit()
             mask = todo.pop()
-            for p, before in enumerate(self.before):
+            for p, inputs_mask in enumerate(self.inputs_mask):
                 longer = mask | 1 << p
-                if longer not in masks and before & ~mask == 0:
+                if longer not in masks and inputs_mask & ~mask == 0:
                     masks.add(longer)
                     todo.append(longer)
             if len(masks) > MAX_SETS:
@@ -237,30 +247,31 @@ class LowerSets:
         return [p for p in range(mask.bit_length()) if mask >> p & 1]
 
 
-def _grown(
-    member: NDArray[np.float64], edge: NDArray[np.float64], amounts: NDArray[np.float64]
+def _boundary_outside(
+    member: NDArray[np.float64], is_in_boundary: NDArray[np.float64], amounts: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the amount of the second set's boundary outside the first set, shape (sets, sets)."""
-    weighed = edge * amounts
-    grown: NDArray[np.float64] = weighed.sum(axis=1)[None, :] - member @ weighed.T
-    return grown
+    weighted = is_in_boundary * amounts
+    outside: NDArray[np.float64] = weighted.sum(axis=1)[None, :] - member @ weighted.T
+    return outside
 
 
 def _select_undominated(
-    costs: NDArray[np.float64], saved: NDArray[np.float64], most: int
+    costs: NDArray[np.float64], saved: NDArray[np.float64], max_labels: int
 ) -> NDArray[np.int64]:
-    """Return the labels of which no other one is as good in both, by rising costs.
+    """Return the undominated labels by ascending cost.
 
-    Of more than `most` those stay that save least in equal steps of the costs.
+    If there are more than `max_labels`, the costs are divided into equal steps, and the label that
+    saves least in each step is selected.
     """
     order = np.lexsort((saved, costs))
     ranked = saved[order]
-    before = np.concatenate(([np.inf], np.minimum.accumulate(ranked)))[: len(ranked)]
-    order = order[ranked < before]
-    if len(order) <= most:
+    inputs_mask = np.concatenate(([np.inf], np.minimum.accumulate(ranked)))[: len(ranked)]
+    order = order[ranked < inputs_mask]
+    if len(order) <= max_labels:
         return order
-    steps = np.linspace(costs[order[0]], costs[order[-1]], most)
-    # The last label of each step saves least; the first one of all costs least.
+    steps = np.linspace(costs[order[0]], costs[order[-1]], max_labels)
+    # The last label of each step has the fewest saved bytes; the first one has the lowest cost.
     chosen = np.searchsorted(costs[order], steps, side="right") - 1
     thinned: NDArray[np.int64] = order[np.unique(np.concatenate(([0], chosen)))]
     return thinned

@@ -1,7 +1,7 @@
-"""Methods of one's own: a decorator or a file, each a function of a problem.
+"""User-defined methods: a decorator, and functions in files; each is a function of a problem.
 
-Nothing that such a function does is trusted. What it raises is told with its file and line, and its
-schedule passes the verifier like any other.
+The functions are not trusted: their exceptions are reported with file and line, and their schedules
+are verified like any other.
 """
 
 from __future__ import annotations
@@ -35,59 +35,65 @@ if TYPE_CHECKING:
 
 _SUFFIX: Final = ".py"
 _PREFIX: Final = "poetmodel_own_"
-"""What the names of modules begin with that are files of methods."""
-_IN_NAMES: Final = frozenset(":,")
-"""What a name cannot have: a colon is for variants and files, a comma is between names."""
+"""Prefix of the module names under which files of methods are imported."""
+_FORBIDDEN_CHARACTERS: Final = frozenset(":,")
+"""Characters that names must not contain: a colon separates variants and functions, a comma
+names."""
 
 _registered: dict[str, Method] = {}
-"""Methods of this process, by name."""
+"""Methods registered in this process, by name."""
 
 
 def method(
     name: str, *, summary: str = "", source: str = ""
 ) -> Callable[[Callable[[Problem], Schedule]], Callable[[Problem], Schedule]]:
-    """Register a function as a method, under a name by which `poetmodel.baselines.run` knows it.
+    """Register a function as a method under a name that `poetmodel.baselines.run` accepts.
 
     Parameters
     ----------
     name : str
-        What it is called in this process. A name that was registered before is replaced, so that a
-        cell of a notebook can run again.
+        Name in this process. A method with the same name is replaced, so that a cell of a notebook
+        can be run again.
     summary : str, optional
-        What it does, in one line; by default the first line of its docstring.
+        One-line description. Default: the first line of its docstring.
     source : str, optional
         Authors and year.
 
     Returns
     -------
     callable
-        A decorator, which returns the function as it is. The function takes a `Problem` and returns
+        A decorator that returns the function unchanged. The function takes a `Problem` and returns
         a `Schedule`, or raises `MethodNotApplicableError` with the reason.
 
     Raises
     ------
     InputError
-        If the name is that of a shipped method, is empty, or has a space, a comma or a colon.
+        If the name is that of a shipped method, is empty, or contains a space, a comma or a colon.
     """
     if not isinstance(name, str):
         raise InputError('method: give it a name: @pm.method("mine")')
-    if not name or name in METHODS or _IN_NAMES.intersection(name) or name != "".join(name.split()):
+    if (
+        not name
+        or name in METHODS
+        or _FORBIDDEN_CHARACTERS.intersection(name)
+        or name != "".join(name.split())
+    ):
         raise InputError(
             f"method {name!r}: expected a name without spaces, commas and colons that no shipped "
             "method has"
         )
 
     def register(function: Callable[[Problem], Schedule]) -> Callable[[Problem], Schedule]:
-        _registered[name] = _entry(name, function, summary=summary, source=source)
+        _registered[name] = _make_method(name, function, summary=summary, source=source)
         return function
 
     return register
 
 
-def own_method(name: str) -> Method | None:
-    """Return a method of one's own, or None.
+def find_user_method(name: str) -> Method | None:
+    """Return the user-defined method of a name, or None.
 
-    A name is one that was registered in this process, or ``FILE.py:FUNCTION``.
+    The name is a registered name, or ``FILE.py:FUNCTION``.
 
     Raises
     ------
@@ -99,31 +105,31 @@ def own_method(name: str) -> Method | None:
     if name in _registered:
         return _registered[name]
     if name.endswith(_SUFFIX):
-        raise InputError(f"method {name!r}: say which function of the file: {name}:FUNCTION")
+        raise InputError(f"method {name!r}: name a function of the file: {name}:FUNCTION")
     path, _, function = name.rpartition(":")
     if path.endswith(_SUFFIX):
-        return _of_file(name, Path(path), function)
+        return _method_from_file(name, Path(path), function)
     return None
 
 
-def own_names() -> tuple[str, ...]:
-    """Return the names of all methods that were registered."""
+def registered_names() -> tuple[str, ...]:
+    """Return the names of all registered methods."""
     return tuple(_registered)
 
 
 def known_elsewhere(name: str) -> bool:
-    """Whether another process finds a method under this name, too."""
+    """Return whether other processes find the method by its name; False for registered ones."""
     return name not in _registered
 
 
 def files_of(entry: Method) -> tuple[Path, ...]:
-    """Return the file of a method of one's own, and the modules that it imports from its folder.
+    """Return the file of a user-defined method, and the modules that it imports from its folder.
 
-    Empty for shipped methods, and for functions that are in no file. Files of other methods are
-    left out, unless they are imported, too.
+    Empty for shipped methods, and for functions without a file. Files of other methods are excluded
+    unless they are imported.
     """
-    file = "" if entry.own is None else _file_of(entry.own)
-    if not Path(file).is_file():  # also what is typed into a session
+    file = "" if entry.user_function is None else _file_of(entry.user_function)
+    if not Path(file).is_file():  # such as a function typed in an interactive session
         return ()
     folder = Path(file).resolve().parent
     modules = [
@@ -137,7 +143,7 @@ def files_of(entry: Method) -> tuple[Path, ...]:
 
 
 def fingerprint(entry: Method) -> str:
-    """Return an identifier of the files of a method of one's own; "" for shipped methods."""
+    """Return a hash of the files of a user-defined method; "" for shipped methods."""
     files = files_of(entry)
     digest = hashlib.sha256()
     for path in files:
@@ -145,15 +151,16 @@ def fingerprint(entry: Method) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
-# -- where methods come from -----------------------------------------------------------------------
+# -- import of methods
+# ------------------------------------------------------------------------------
 
 
-def _of_file(name: str, path: Path, function: str) -> Method:
+def _method_from_file(name: str, path: Path, function: str) -> Method:
     try:
         stamp = path.stat().st_mtime_ns
     except OSError as error:
         raise InputError(f"method {name!r}: {path}: {error.strerror}") from None
-    module = _module(name, path.resolve(), stamp)
+    module = _import_file(name, path.resolve(), stamp)
     functions = [
         key
         for key, value in vars(module).items()
@@ -162,12 +169,12 @@ def _of_file(name: str, path: Path, function: str) -> Method:
     if not callable(getattr(module, function, None)):
         known = listed(functions) or "none"
         raise InputError(f"method {name!r}: {path} has no function {function!r} (it has {known})")
-    return _entry(name, getattr(module, function))
+    return _make_method(name, getattr(module, function))
 
 
 @cache
-def _module(name: str, path: Path, _stamp: int) -> ModuleType:
-    """Import a file, again where it has changed; files beside it can be imported, too."""
+def _import_file(name: str, path: Path, _stamp: int) -> ModuleType:
+    """Import a file, again if it has changed; it can import modules of its folder."""
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -178,86 +185,89 @@ def _module(name: str, path: Path, _stamp: int) -> ModuleType:
         sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - users' files may raise anything
         del sys.modules[module_name]
-        _blame(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
+        _raise_method_error(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
     return module
 
 
-def _entry(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
+def _make_method(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
     text = inspect.getdoc(function) if inspect.isfunction(function) else None
     return Method(
         name=name,
-        summary=summary or (text or "a method of one's own").partition("\n")[0],
+        summary=summary or (text or "a user-defined method").partition("\n")[0],
         source=source or "own",
         assumptions="",
-        home="",
-        own=_guarded(name, function),
+        function_path="",
+        user_function=_with_checks(name, function),
     )
 
 
-# -- what it does when it runs ---------------------------------------------------------------------
+# -- execution of methods
+# ---------------------------------------------------------------------------
 
 
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Return the function so that it returns a schedule, or raises an error that says where."""
+def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
+    """Wrap a user's function: it returns a `Schedule`, or raises an error with file and line."""
 
     @wraps(function)
     def run(problem: Problem) -> Schedule:
         try:
-            with redirect_stdout(sys.stderr):  # what it prints is no part of an answer
+            with redirect_stdout(sys.stderr):  # its output must not mix with ours
                 schedule = function(problem)
         except (MethodNotApplicableError, TimeLimitError, TooLargeError):
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever its function does
-            _blame(f"method {name!r} raised", error, function)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - users' functions may raise anything
+            _raise_method_error(f"method {name!r} raised", error, function)
         if not isinstance(schedule, Schedule):
             if inspect.iscoroutine(schedule):
                 schedule.close()
             kind = type(schedule).__name__
             raise OwnMethodError(
-                f"method {name!r} returned {kind}{_begin_of(function)}, not a Schedule"
+                f"method {name!r} returned {kind}{_format_begin(function)}, not a Schedule"
             )
         return schedule
 
     return run
 
 
-def _blame(what: str, error: BaseException, by: str | Callable[..., Any] = "") -> NoReturn:
-    """Raise an error that says in one sentence what went wrong in which file and line.
+def _raise_method_error(
+    context: str, error: BaseException, origin: str | Callable[..., Any] = ""
+) -> NoReturn:
+    """Raise `OwnMethodError` for an exception of a file or function, with file name and line.
 
-    It was done by a file or a function. What is raised outside of its file is where the function
-    begins: it was called with the wrong arguments.
+    If the exception was raised outside the file, the position is the begin of the function, which
+    was called with wrong arguments.
     """
-    file = by if isinstance(by, str) else _file_of(by)
+    file = origin if isinstance(origin, str) else _file_of(origin)
     if isinstance(error, SyntaxError):
         message, line = error.msg, error.lineno
-        position = _position(error.filename or file, line)
+        position = _format_position(error.filename or file, line)
     else:
         message = str(error)
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == file]
-        if own or isinstance(by, str):
-            position = _position((own or frames)[-1].filename, (own or frames)[-1].lineno)
+        if own or isinstance(origin, str):
+            position = _format_position((own or frames)[-1].filename, (own or frames)[-1].lineno)
         else:
-            position = _begin_of(by)
+            position = _format_begin(origin)
     description = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    raise OwnMethodError(f"{what} {' '.join(description.split())}{position}") from error
+    raise OwnMethodError(f"{context} {' '.join(description.split())}{position}") from error
 
 
-def _position(file: str, line: int | None) -> str:
+def _format_position(file: str, line: int | None) -> str:
     return f" ({Path(file).name})" if line is None else f" ({Path(file).name}, line {line})"
 
 
 def _file_of(function: Callable[..., Any]) -> str:
     try:
         return inspect.getfile(inspect.unwrap(function))
-    except TypeError:  # an object with __call__
+    except TypeError:  # a callable object
         return ""
 
 
-def _begin_of(function: Callable[..., Any]) -> str:
+def _format_begin(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else _position(code.co_filename, code.co_firstlineno)
+    return "" if code is None else _format_position(code.co_filename, code.co_firstlineno)

@@ -1,7 +1,7 @@
-"""Methods that page: LRU, `offload_all` and `zero_offload`, and what all of them share.
+"""Paging methods: LRU, `offload_all` and `zero_offload`; common parts of all methods that page.
 
-A *gap* is a tensor between two uses that are not in adjacent stages. A method that decides
-beforehand chooses the gaps in which a tensor is out of RAM.
+An `IdleInterval` is the interval between two uses of a tensor that are not in adjacent stages.
+Offline methods choose the idle intervals in which a tensor is evicted from RAM.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.engine import best_schedule
 from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.heuristics.execution import FORWARD, StagedExecution, overwrites
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @in_best_homes
 def lru_paging(problem: Problem) -> Schedule:
-    """Page out the least recently used tensor whenever RAM is short, page in what is read.
+    """Page out the least recently used tensor whenever RAM is short; page in tensors that are read.
 
-    A tensor is used when a node computes or reads it; among those of the same step the lowest
-    number goes first. Tensors do not change, so each is written once, as far as the storage limit
-    allows. Evicted again it is dropped, as a clean page is. Tensors without a further user are
-    freed at once, those of 0 bytes stay. Takes O(n) evictions of O(n) candidates.
+    A tensor is used when a node computes or reads it; ties go to the lowest index. Tensors do not
+    change, so each is written at most once, within the storage limit; later evictions only free it,
+    like a clean page. Tensors without a further user are freed at once. Tensors of 0 bytes stay.
+    The run time is O(n) evictions of O(n) candidates.
     """
     return _LeastRecentlyUsed(problem).run()
 
@@ -42,16 +42,18 @@ def lru_paging(problem: Problem) -> Schedule:
 def offload_all(problem: Problem) -> Schedule:
     """Page out every tensor that is saved for the backward pass, and page it in there.
 
-    Saved is what input, forward and loss nodes compute and backward or update nodes read. It stays
-    in RAM until its last use before the backward pass. Two rules are tried, and the better schedule
-    is taken. It is paged in once, for its first reader there, and stays to its last use, as in
-    vDNN. Or it is paged in for each node that reads it, and stays no longer than the next node if
-    that one reads it too, as with ``torch.autograd.graph.save_on_cpu``: more transfers, less RAM.
-    The method looks at no budget. Gradients stay in RAM from the first to the last use, as do
-    tensors of 0 bytes. Samples that lie on storage from the start are not written. Takes linear
-    time.
+    A saved tensor is computed by an input, forward or loss node and read by a backward or update
+    node. It stays in RAM until its last use before the backward pass. The better of two rules is
+    taken. In the first rule, as in vDNN, it is paged in once, for its first reader there, and stays
+    until its last use. In the second rule, as with ``torch.autograd.graph.save_on_cpu``, it is
+    paged in for each node that reads it, and stays longer only if the next node reads it, too: more
+    transfers, less RAM. The method ignores the budget. Gradients stay in RAM from the first to the
+    last use, as do tensors of 0 bytes. Samples that are on storage initially are not written. The
+    run time is linear.
 
-    State is in RAM, or on storage with the rule of `zero_offload`, whichever is better.
+    State is in RAM, or on storage with the rule of `zero_offload`, whichever is better. Raises
+    `MethodNotApplicableError` without storage, without backward nodes, or if no schedule meets the
+    budget.
     """
     if not problem.can_page:
         raise MethodNotApplicableError(
@@ -63,65 +65,67 @@ def offload_all(problem: Problem) -> Schedule:
         )
 
     @in_best_homes
-    def schedule(plain: Problem) -> Schedule:
-        gaps = _saved_gaps(plain.graph)
-        first = {gap.tensor: gap for gap in reversed(gaps)}
-        state = _between_uses(problem, plain.graph)
-        rules = (dict.fromkeys(out, True) | state for out in (first.values(), gaps))
-        return cheapest(plain, (partial(_executed, plain, pages) for pages in rules))
+    def schedule(stateless: Problem) -> Schedule:
+        intervals = _saved_intervals(stateless.graph)
+        first = {interval.tensor: interval for interval in reversed(intervals)}
+        state = _state_intervals(problem, stateless.graph)
+        rules = (dict.fromkeys(out, True) | state for out in (first.values(), intervals))
+        return best_schedule(
+            stateless, (partial(_execute_within_budget, stateless, pages) for pages in rules)
+        )
 
     return schedule(problem)
 
 
-def _saved_gaps(graph: Graph) -> list[Gap]:
-    """Return the gaps after which the backward pass reads a tensor of the forward pass."""
+def _saved_intervals(graph: Graph) -> list[IdleInterval]:
+    """Return the idle intervals of forward tensors that end with a read by the backward pass."""
     forward = [node.phase in FORWARD for node in graph.nodes]
     return [
-        gap
-        for gap in gaps_of(graph)
-        if graph.tensor_bytes[gap.tensor]
-        and forward[graph.node_of[gap.tensor]]
-        and not forward[gap.after]
+        interval
+        for interval in idle_intervals(graph)
+        if graph.tensor_bytes[interval.tensor]
+        and forward[graph.node_of[interval.tensor]]
+        and not forward[interval.after]
     ]
 
 
-def _executed(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
-    return within_budget(problem, execute_gaps(problem, pages))
+def _execute_within_budget(problem: Problem, pages: Mapping[IdleInterval, bool]) -> Schedule:
+    return require_within_budget(problem, execute_evictions(problem, pages))
 
 
 def zero_offload(problem: Problem) -> Schedule:
-    """Keep all state on storage, read it for each use and write it back; keep activations in RAM.
+    """Keep all state on storage: page it in for each use, and write it back after updates.
 
-    The home of all state is storage: parameters, moments and running statistics. Each is read when
-    its first reader needs it, stays no longer than the next node if that one reads it too, and is
-    read again for each later use. Its update writes it back. Everything else is kept to its last
-    use. The method looks at no budget. Takes linear time.
+    The home of all state is storage: parameters, moments and running statistics. Each state tensor
+    is paged in for its first reader, stays only if the next node reads it, too, and is paged in
+    again for each later use. Its update writes it back. All other tensors are kept until their last
+    use. The method ignores the budget. The run time is linear.
 
     ZeRO-Offload keeps master copies and moments in the memory of the host, updates them there, and
-    moves gradients out as soon as they are made. Here storage takes the place of the host, and it
-    cannot compute: so moments come in for the update, and a gradient is used up by it in RAM. When
-    updates run is for the graph to say. Without state in the graph everything is kept.
+    moves gradients out as soon as they are computed. Here storage replaces the host but cannot
+    compute: moments are paged in for the update, which consumes the gradient in RAM. The graph
+    determines when updates run. For a graph without state the schedule is keep-all.
     """
 
     @all_on_storage
-    def schedule(plain: Problem) -> Schedule:
-        return execute_gaps(plain, _between_uses(problem, plain.graph))
+    def schedule(stateless: Problem) -> Schedule:
+        return execute_evictions(stateless, _state_intervals(problem, stateless.graph))
 
-    return within_budget(problem, schedule(problem))
+    return require_within_budget(problem, schedule(problem))
 
 
-def _between_uses(problem: Problem, graph: Graph) -> dict[Gap, bool]:
-    """Return the gaps of state that come after a use of it, all paged."""
+def _state_intervals(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
+    """Return the idle intervals of state after its first use, all mapped to True (paged)."""
     state = frozenset(problem.graph.state_tensors)
     return {
-        gap: True
-        for gap in gaps_of(graph)
-        if gap.tensor in state and gap.before != graph.node_of[gap.tensor]
+        interval: True
+        for interval in idle_intervals(graph)
+        if interval.tensor in state and interval.before != graph.node_of[interval.tensor]
     }
 
 
 class StorageSpace:
-    """Which tensors have a copy on storage, and how much space is left there."""
+    """Set of tensors with a copy on storage, and the free bytes there."""
 
     def __init__(self, problem: Problem) -> None:
         graph = problem.graph
@@ -129,49 +133,49 @@ class StorageSpace:
         self.can_page = problem.can_page
         self.stored = set(graph.on_aux) if problem.can_page else set[int]()
         limit = problem.aux_limit_bytes
-        self.left_bytes = math.inf if limit is None else limit
+        self.free_bytes = math.inf if limit is None else limit
 
-    def takes(self, i: int) -> bool:
-        """Whether tensor `i` has a copy on storage, or space for one."""
-        return i in self.stored or (self.can_page and self.sizes[i] <= self.left_bytes)
+    def has_space_for(self, i: int) -> bool:
+        """Return whether tensor `i` has a copy on storage, or fits in the free space."""
+        return i in self.stored or (self.can_page and self.sizes[i] <= self.free_bytes)
 
     def write(self, i: int) -> None:
-        """Write tensor `i`, unless it has a copy."""
+        """Write tensor `i` to storage, unless it has a copy there."""
         if i not in self.stored:
             self.stored.add(i)
-            self.left_bytes -= self.sizes[i]
+            self.free_bytes -= self.sizes[i]
 
 
 class Overhead(StrEnum):
-    """What an eviction is charged with: a rule of `capuchin` or `pofo`."""
+    """Cost of an eviction: a rule of `capuchin` or `pofo`."""
 
     PUBLISHED = "published"
-    """Time, of which computing hides what it can, as on the paper's machine."""
+    """Time that computations do not hide, as on the paper's machine."""
     TIME = "time"
-    """The time that counts in the problem: nothing is hidden where transfers block the core."""
+    """Time in the sense of the problem: transfers that block the core are not hidden."""
     ENERGY = "energy"
-    """Energy, of which nothing is hidden."""
+    """Energy; none of it is hidden."""
 
 
 def eviction_costs(
     problem: Problem, rule: Overhead
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Return the cost of each computation, page-in and page-out by a rule: seconds or joules."""
+    """Return the costs of computations, page-ins and page-outs by a rule [s or J]."""
     table, energy = problem.table, problem.energy.coefficients
     if rule == Overhead.ENERGY:
         return energy.compute, energy.page_in, energy.page_out
     if not table.has_storage or (
         rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.COMPUTE
     ):
-        nothing = (0.0,) * len(problem.graph.tensors)
-        return table.compute_time_s, nothing, nothing
+        zeros = (0.0,) * len(problem.graph.tensors)
+        return table.compute_time_s, zeros, zeros
     return table.compute_time_s, table.page_in_time_s, table.page_out_time_s
 
 
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the costs of page-in and page-out of each tensor: energy, or time if it is minimized.
+    """Return page-in and page-out costs of each tensor: energy [J], or time if it is minimized [s].
 
-    Time in the deadline's meaning: none where it counts compute only.
+    Time is 0 if the deadline counts only computations.
     """
     rule = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
     _, page_in, page_out = eviction_costs(problem, rule)
@@ -186,8 +190,8 @@ class _LeastRecentlyUsed(StagedExecution):
         self.last_use = [0] * len(self.sizes)
 
     def victim(self, k: int) -> int | None:
-        can_go = [i for i in self.candidates(k) if self.storage.takes(i)]
-        victim = min(can_go, key=lambda i: self.last_use[i], default=None)
+        evictable = [i for i in self.candidates(k) if self.storage.has_space_for(i)]
+        victim = min(evictable, key=lambda i: self.last_use[i], default=None)
         if victim is not None:
             self.storage.write(victim)
         return victim
@@ -202,82 +206,84 @@ class _LeastRecentlyUsed(StagedExecution):
             self.last_use[i] = self.steps
 
 
-# -- methods that decide beforehand ---------------------------------------------------------------
+# -- offline methods ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """A tensor between two uses that are not in adjacent stages."""
+class IdleInterval:
+    """Interval between two consecutive uses of a tensor that are not in adjacent stages."""
 
     tensor: int
     before: int
-    """The node that computes or reads it before the gap."""
+    """Node that computes or reads the tensor before the interval."""
     after: int
-    """The next node that reads it."""
+    """Node that reads the tensor after the interval."""
 
 
-def gaps_of(graph: Graph, *, overwritten: bool = False) -> list[Gap]:
-    """Return every gap of a graph, by tensor and stage.
+def idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
+    """Return all idle intervals of a graph, by tensor and stage.
 
-    With `overwritten` also the gaps of no stage, before which a node may write over the tensor, if
-    that is allowed.
+    With `includes_overwritten`, intervals between adjacent stages are included if the first node
+    may overwrite the tensor and overwriting is allowed.
     """
-    overwritten = overwritten and overwrites()
+    includes_overwritten = includes_overwritten and overwrites()
     return [
-        Gap(i, a, b)
+        IdleInterval(i, a, b)
         for i, users in enumerate(graph.users_of)
         for a, b in pairwise((graph.node_of[i], *users))
-        if b > a + 1 or (overwritten and i in graph.shared_bytes_of[a])
+        if b > a + 1 or (includes_overwritten and i in graph.shared_bytes_of[a])
     ]
 
 
-def relieved(graph: Graph, gap: Gap) -> slice:
-    """Return the stages that take less RAM if the tensor is out of it in a gap.
+def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
+    """Return the stages that need less RAM if a tensor is evicted in an interval.
 
-    The stage before the gap is one of them if its node may then write over the tensor.
+    They include the stage before the interval if its node may then overwrite the tensor.
     """
-    overwritten = overwrites() and gap.tensor in graph.shared_bytes_of[gap.before]
-    return slice(gap.before + (not overwritten), gap.after)
+    is_overwritten = overwrites() and interval.tensor in graph.shared_bytes_of[interval.before]
+    return slice(interval.before + (not is_overwritten), interval.after)
 
 
-def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
-    """Return the schedule in which tensors are out of RAM in some gaps, whatever RAM that takes.
+def execute_evictions(problem: Problem, pages: Mapping[IdleInterval, bool]) -> Schedule:
+    """Return the schedule in which tensors are evicted in some idle intervals, without a RAM limit.
 
-    After a gap a tensor is paged in where `pages` says true, else recomputed: for that, inputs on
-    storage are paged in and all others recomputed, as far back as needed.
+    After an interval the tensor is paged in if `pages` maps it to True; otherwise it is recomputed.
+    Missing inputs of a recomputation are paged in if they are on storage, and recomputed otherwise.
     """
-    return GapExecution(problem, pages).run()
+    return EvictionExecution(problem, pages).run()
 
 
-class GapExecution(StagedExecution):
-    """An execution in which tensors are out of RAM in some gaps; see `execute_gaps`."""
+class EvictionExecution(StagedExecution):
+    """Execution in which tensors are evicted in some idle intervals; see `execute_evictions`."""
 
-    def __init__(self, problem: Problem, pages: Mapping[Gap, bool]) -> None:
+    def __init__(self, problem: Problem, pages: Mapping[IdleInterval, bool]) -> None:
         super().__init__(problem.graph)
-        self.out_after = {(gap.tensor, gap.before): page for gap, page in pages.items()}
+        self.evicted_after = {
+            (interval.tensor, interval.before): page for interval, page in pages.items()
+        }
         self.last_use = list(problem.graph.node_of)
-        """The last node that has used each tensor in its own stage."""
-        self.stored = {gap.tensor for gap, page in pages.items() if page}
+        """Latest node that used each tensor in the node's own stage."""
+        self.stored = {interval.tensor for interval, page in pages.items() if page}
         self.stored |= StorageSpace(problem).stored
 
     def pages_in(self, i: int) -> bool:
-        """Whether tensor `i` is paged in after the gap that it is in."""
-        return self.out_after.get((i, self.last_use[i]), i in self.stored)
+        """Return whether tensor `i` is paged in, not recomputed, after its current interval."""
+        return self.evicted_after.get((i, self.last_use[i]), i in self.stored)
 
     def retains(self, i: int) -> bool:
-        """Whether tensor `i` stays: it will be read, and is not in a gap without it."""
-        return self.is_awaited(i) and (i, self.last_use[i]) not in self.out_after
+        """Return whether tensor `i` stays in RAM: it is read later and not evicted now."""
+        return self.is_awaited(i) and (i, self.last_use[i]) not in self.evicted_after
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, and note which tensors its own stage uses."""
+        """Compute node `k`, and record the tensors that it uses in its own stage."""
         super().compute(k)
         if k == self.stage:
             for i in self.graph.inputs_of[k]:
                 self.last_use[i] = k
 
 
-def within_budget(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return a schedule, or raise `MethodNotApplicableError` unless it keeps the RAM budget."""
+def require_within_budget(problem: Problem, schedule: Schedule) -> Schedule:
+    """Return the schedule; raise `MethodNotApplicableError` if its peak exceeds the budget."""
     usable = problem.usable_ram_bytes
     peak = simulate(problem.graph, problem.costs, schedule).peak
     if peak.ram_bytes > usable:

@@ -1,4 +1,4 @@
-"""Which methods there are. A new one is a function, and an entry here, which names its source."""
+"""Registry of methods. A new method is a function and a `Method` here, which cites its source."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DEFAULT: Final = "optimal"
-"""The method of ``solve`` where none is requested."""
+"""Default method of ``solve``."""
 
 
 class Aware(StrEnum):
-    """Whether a method has a property of the paper's Table 1."""
+    """Whether a method has a property of Table 1 of POET (ICML 2022)."""
 
     YES = "✓"
     PARTLY = "~"
@@ -26,85 +26,86 @@ class Aware(StrEnum):
 
 
 class StateHomes(StrEnum):
-    """Where a method keeps the state of a graph between steps."""
+    """Homes to which a method may assign the state of a graph."""
 
     DECIDED = "decided"
-    """It decides for each tensor."""
+    """The method decides the home of each state tensor."""
     RAM = "RAM"
-    """All in RAM."""
+    """All state is in RAM."""
     STORAGE = "storage"
-    """All on storage."""
+    """All state is on storage."""
     EITHER = "RAM or storage"
-    """All in RAM, all on storage, or some in RAM, whichever is best."""
+    """The best of: all state in RAM, all on storage, or some in RAM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A method by its name, and what must be known to compare it with others."""
+    """A method: its name, its function, and the properties that comparisons show."""
 
     name: str
-    """What ``--method`` calls it."""
+    """Name for ``--method``."""
     summary: str
-    """What it does, in one line."""
+    """One-line description."""
     source: str
-    """Authors, year, and the section that defines it."""
+    """Authors, year and section of the publication."""
     assumptions: str
-    """What it takes for granted."""
-    home: str
-    """Its function, ``module:name``."""
+    """Assumptions about problem and device."""
+    function_path: str
+    """Import path of its function, ``module:name``."""
     general_graphs: Aware = Aware.NO
-    """Whether it takes any graph (POET, ICML 2022, Table 1); of own methods nothing is said."""
+    """Whether it accepts any graph (POET, ICML 2022, Table 1); not set for user-defined methods."""
     compute_aware: Aware = Aware.NO
-    """Whether it looks at how long each operation takes (Table 1)."""
+    """Whether it takes compute times into account (Table 1)."""
     memory_aware: Aware = Aware.NO
-    """Whether it looks at the size of each tensor and at the budget (Table 1)."""
+    """Whether it takes tensor sizes and the budget into account (Table 1)."""
     power_aware: Aware = Aware.NO
-    """Whether it looks at energy (Table 1)."""
+    """Whether it takes energy into account (Table 1)."""
     state_homes: StateHomes = StateHomes.RAM
-    """Where it keeps the state of a graph that has any."""
+    """Homes of the state of a graph with state."""
     not_for: str = ""
-    """Where it does not apply and ends with its reason; empty where it always applies."""
+    """Graphs and devices to which it does not apply; empty if it always applies."""
     pages: bool = False
     """Whether it may page tensors."""
     recomputes: bool = False
     """Whether it may recompute tensors."""
     by_solver: bool = False
-    """Whether it solves a program by a back end."""
+    """Whether a MILP solver computes the schedule."""
     variants: tuple[str, ...] = ()
-    """What may follow its name after a colon (``dtr:local``): the function's second argument."""
+    """Possible suffixes after a colon (``dtr:local``), passed as the function's second argument."""
     variant: str = ""
-    """The requested one of `variants`."""
-    own: Callable[..., Any] | None = field(default=None, compare=False)
-    """The function of a method of one's own; None for those of this package."""
+    """Selected variant, one of `variants`; empty for none."""
+    user_function: Callable[..., Any] | None = field(default=None, compare=False)
+    """Function of a user-defined method; None for methods of this package."""
 
     def __repr__(self) -> str:
         return brief(self, repr(self.name), self.summary)
 
     def function(self) -> Callable[..., Any]:
-        """Return the method itself.
+        """Return the method's function.
 
-        ``(problem) -> Schedule``: a schedule that keeps the RAM budget where the method looks at
-        it, or a `MethodNotApplicableError` with the reason. Of a method that is `by_solver`
-        ``(problem) -> Problem``: what is solved in place of the problem.
+        It is ``(problem) -> Schedule``, which returns a schedule within the RAM budget if the
+        method takes the budget into account, or raises `MethodNotApplicableError`. For a method
+        with `by_solver` it is ``(problem) -> Problem``, which returns the restricted problem to
+        solve.
         """
-        if self.own is not None:
-            return self.own
-        named: Callable[..., Any] = resolve_name(self.home)
-        return named if not self.variant else lambda problem: named(problem, self.variant)
+        if self.user_function is not None:
+            return self.user_function
+        function: Callable[..., Any] = resolve_name(self.function_path)
+        return function if not self.variant else lambda problem: function(problem, self.variant)
 
 
 _NO_STORAGE: Final = "Devices without storage, where the budget is below the keep-all peak."
 _NO_CHAIN: Final = "Graphs whose backward pass does not go through those steps in reverse."
-_NO_BACKWARD: Final = "Graphs without backward nodes: nothing is dropped there (keep-all)."
+_NO_BACKWARD: Final = "Graphs without backward nodes: the schedule is keep-all."
 
 _ALL: Final = (
     Method(
         name="optimal",
-        summary="recompute and page with the least energy, proven (POET)",
+        summary="recompute and page with minimum energy, proven (POET)",
         source="Patil et al., POET, ICML 2022, section 5",
-        assumptions="one operation after the other; parameters and gradients that are no tensors "
+        assumptions="one operation at a time; parameters and gradients that are not tensors "
         "of the graph are resident",
-        home="poetmodel.baselines.running:optimal",
+        function_path="poetmodel.baselines.running:optimal",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -120,7 +121,7 @@ _ALL: Final = (
         source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
         assumptions="as optimal",
         not_for=_NO_STORAGE,
-        home="poetmodel.baselines.running:paging_only",
+        function_path="poetmodel.baselines.running:paging_only",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -134,7 +135,7 @@ _ALL: Final = (
         summary="the same program without paging",
         source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
         assumptions="as optimal",
-        home="poetmodel.baselines.running:recompute_only",
+        function_path="poetmodel.baselines.running:recompute_only",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -145,9 +146,9 @@ _ALL: Final = (
     Method(
         name="resident",
         summary="the same program with all state in RAM",
-        source="this package (ablation); what PyTorch, Checkmate and POET do with parameters",
+        source="this package (ablation); PyTorch, Checkmate and POET treat parameters in this way",
         assumptions="as optimal",
-        home="poetmodel.baselines.running:resident",
+        function_path="poetmodel.baselines.running:resident",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -158,10 +159,10 @@ _ALL: Final = (
     ),
     Method(
         name="checkmate",
-        summary="recompute with the least compute time, proven",
+        summary="recompute with minimum compute time, proven",
         source="Jain et al., Checkmate, MLSys 2020, section 4",
         assumptions="no paging; minimizes compute time, not energy",
-        home="poetmodel.baselines.running:checkmate",
+        function_path="poetmodel.baselines.running:checkmate",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -170,10 +171,10 @@ _ALL: Final = (
     ),
     Method(
         name="checkmate-rounding",
-        summary="round the checkpoints of checkmate's linear relaxation, recompute what is missing",
+        summary="round the checkpoints of checkmate's linear relaxation, recompute missing tensors",
         source="Jain et al., Checkmate, MLSys 2020, section 5",
-        assumptions="as checkmate; a tenth of the budget makes up for what rounding adds",
-        home="poetmodel.baselines.rounding:checkmate_rounding",
+        assumptions="as checkmate; rounding adds at most a tenth of the budget",
+        function_path="poetmodel.baselines.rounding:checkmate_rounding",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -182,10 +183,10 @@ _ALL: Final = (
     ),
     Method(
         name="checkpoint-all",
-        summary="compute once, keep every tensor to its last use (PyTorch's default)",
+        summary="compute once, keep every tensor until its last use (PyTorch's default)",
         source="Patil et al., POET, ICML 2022, Table 1",
         assumptions="none",
-        home="poetmodel.baselines.saved_sets:keep_all",
+        function_path="poetmodel.baselines.saved_sets:keep_all",
         general_graphs=Aware.YES,
     ),
     Method(
@@ -193,9 +194,9 @@ _ALL: Final = (
         summary="keep about the square root of the layers, recompute each segment once",
         source="Chen et al., Training deep nets with sublinear memory cost, 2016, section 3; "
         "linearized as in Jain et al., 2020, section 6.1",
-        assumptions="segments of equal cost; a network of layers one after the other",
+        assumptions="segments of equal cost; a sequence of layers",
         not_for=_NO_BACKWARD,
-        home="poetmodel.baselines.saved_sets:chen_sqrt",
+        function_path="poetmodel.baselines.saved_sets:chen_sqrt",
         recomputes=True,
     ),
     Method(
@@ -203,9 +204,9 @@ _ALL: Final = (
         summary="close a segment when its tensors exceed a threshold, take the best threshold",
         source="Chen et al., Training deep nets with sublinear memory cost, 2016, algorithm 3; "
         "linearized as in Jain et al., 2020, section 6.1",
-        assumptions="each segment is recomputed once; compute times do not matter",
+        assumptions="each segment is recomputed once; compute times are ignored",
         not_for=_NO_BACKWARD,
-        home="poetmodel.baselines.saved_sets:chen_greedy",
+        function_path="poetmodel.baselines.saved_sets:chen_greedy",
         memory_aware=Aware.PARTLY,
         recomputes=True,
     ),
@@ -214,9 +215,9 @@ _ALL: Final = (
         summary="save a minimum cut between forward and backward pass, recompute the rest once",
         source="PyTorch, functorch.compile.min_cut_rematerialization_partition, 2022, with the "
         "knapsack of its activation_memory_budget, 2024",
-        assumptions="what is recomputed stays until its last use",
+        assumptions="recomputed tensors stay until their last use",
         not_for=_NO_BACKWARD,
-        home="poetmodel.baselines.saved_sets:min_cut",
+        function_path="poetmodel.baselines.saved_sets:min_cut",
         general_graphs=Aware.YES,
         compute_aware=Aware.PARTLY,
         memory_aware=Aware.PARTLY,
@@ -227,10 +228,10 @@ _ALL: Final = (
         summary="save the boundaries of lower sets of the forward pass, recompute the rest once",
         source="Kusumoto et al., A graph theoretic framework of recomputation algorithms for "
         "memory-efficient backpropagation, NeurIPS 2019, section 4",
-        assumptions="a segment is needed whole for its backward pass; gradients are as large as "
-        "their tensors",
+        assumptions="the backward pass of a segment needs the whole segment; gradients are as "
+        "large as their tensors",
         not_for=_NO_BACKWARD,
-        home="poetmodel.baselines.lower_sets:lower_sets",
+        function_path="poetmodel.baselines.lower_sets:lower_sets",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -245,7 +246,7 @@ _ALL: Final = (
         assumptions="a chain of steps of equal time and size; other graphs are cut into steps at "
         "their articulation points",
         not_for=_NO_CHAIN,
-        home="poetmodel.baselines.checkpointing:griewank_walther",
+        function_path="poetmodel.baselines.checkpointing:griewank_walther",
         recomputes=True,
     ),
     Method(
@@ -255,20 +256,20 @@ _ALL: Final = (
         "arXiv:1911.13214, section 4",
         assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
         not_for=_NO_CHAIN,
-        home="poetmodel.baselines.checkpointing:rotor",
+        function_path="poetmodel.baselines.checkpointing:rotor",
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
         recomputes=True,
     ),
     Method(
         name="pofo",
-        summary="keep, recompute or offload each layer of a chain, transfers beside the computing",
+        summary="keep, recompute or offload each layer of a chain, transfers overlap computations",
         source="Beaumont et al., Efficient combination of rematerialization and offloading, "
         "NeurIPS 2021, section 4",
         assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
         "page-ins begin after it",
         not_for=_NO_CHAIN,
-        home="poetmodel.baselines.pofo:pofo",
+        function_path="poetmodel.baselines.pofo:pofo",
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
         state_homes=StateHomes.EITHER,
@@ -280,8 +281,8 @@ _ALL: Final = (
         name="dtr",
         summary="evict online by cost over size times staleness, recompute on demand",
         source="Kirisame et al., DTR, ICLR 2021, section 4, and its simulator simrd",
-        assumptions="later reads are unknown; liveness knows what each stage needs",
-        home="poetmodel.baselines.dtr:dtr",
+        assumptions="later reads are unknown; liveness knows the reads of the current stage",
+        function_path="poetmodel.baselines.dtr:dtr",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -293,7 +294,7 @@ _ALL: Final = (
         summary="dtr:liveness with eviction to storage where that is cheaper",
         source="Kirisame et al., DTR, ICLR 2021, section 4, with page costs",
         assumptions="later reads are unknown",
-        home="poetmodel.baselines.dtr:dtr_paging",
+        function_path="poetmodel.baselines.dtr:dtr_paging",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -304,10 +305,10 @@ _ALL: Final = (
     ),
     Method(
         name="capuchin",
-        summary="swap what is unused longest; recompute only what swapping would hold up more",
+        summary="swap tensors with the longest unused time; recompute if swapping stalls longer",
         source="Peng et al., Capuchin, ASPLOS 2020, section 4, doi 10.1145/3373376.3378505",
         assumptions="the accesses of the first step repeat",
-        home="poetmodel.baselines.capuchin:capuchin",
+        function_path="poetmodel.baselines.capuchin:capuchin",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
@@ -318,12 +319,12 @@ _ALL: Final = (
     ),
     Method(
         name="lru-paging",
-        summary="demand paging: page out what was used longest ago",
+        summary="demand paging: page out the least recently used tensor",
         source="least recently used replacement, as operating systems page: Denning, Virtual "
         "memory, ACM Computing Surveys 2(3), 1970, doi 10.1145/356571.356573",
         assumptions="later reads are unknown",
         not_for=_NO_STORAGE,
-        home="poetmodel.baselines.paging:lru_paging",
+        function_path="poetmodel.baselines.paging:lru_paging",
         general_graphs=Aware.YES,
         memory_aware=Aware.YES,
         state_homes=StateHomes.EITHER,
@@ -333,9 +334,9 @@ _ALL: Final = (
         name="offload-all",
         summary="page every saved tensor out, and in again",
         source="Rhu et al., vDNN, MICRO 2016, section 3 (its 'all' policy)",
-        assumptions="storage takes every tensor that the backward pass reads",
+        assumptions="storage has space for every tensor that the backward pass reads",
         not_for="Devices without storage; graphs without backward nodes.",
-        home="poetmodel.baselines.paging:offload_all",
+        function_path="poetmodel.baselines.paging:offload_all",
         general_graphs=Aware.YES,
         state_homes=StateHomes.EITHER,
         pages=True,
@@ -345,9 +346,9 @@ _ALL: Final = (
         summary="keep all state on storage, read it for each use and write it back",
         source="Ren et al., ZeRO-Offload, USENIX ATC 2021, sections 3 and 4; interpreted, as "
         "storage cannot compute",
-        assumptions="activations fit; state is read once for each use, written once by its update",
+        assumptions="activations fit in RAM; state is read for each use, written by its update",
         not_for="Graphs with state on devices without storage.",
-        home="poetmodel.baselines.paging:zero_offload",
+        function_path="poetmodel.baselines.paging:zero_offload",
         general_graphs=Aware.YES,
         state_homes=StateHomes.STORAGE,
         pages=True,
@@ -358,7 +359,7 @@ _ALL: Final = (
         source="Huang et al., SwapAdvisor, ASPLOS 2020, section 4, doi 10.1145/3373376.3378530",
         assumptions="a genetic search with a fixed seed",
         not_for=_NO_STORAGE,
-        home="poetmodel.baselines.swap_advisor:swap_advisor",
+        function_path="poetmodel.baselines.swap_advisor:swap_advisor",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,

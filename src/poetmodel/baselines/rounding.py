@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.engine import best_schedule
 from poetmodel.baselines.homes import all_in_ram
-from poetmodel.baselines.paging import within_budget
+from poetmodel.baselines.paging import require_within_budget
 from poetmodel.baselines.running import checkmate
 from poetmodel.clock import check_time_limit, time_left_s
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError
@@ -43,154 +43,167 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
     Checkpoints = NDArray[np.bool_]
-    """Which tensors are in RAM as each stage begins, shape (stages, tensors)."""
+    """Whether each tensor is in RAM when each stage begins, shape (stages, tensors)."""
 
 PUBLISHED, DETERMINISTIC, RANDOMIZED = ROUNDING_RULES = ("published", "deterministic", "randomized")
 """Variants of `checkmate_rounding`."""
 ALLOWANCE: Final = 0.1
-"""Share of the RAM budget that the relaxation leaves free (the paper's figure)."""
+"""Fraction of the RAM budget that the relaxation leaves free, as in the paper."""
 ALLOWANCES: Final = (ALLOWANCE, 0.05, 0.0)
-"""Allowances that are tried; a budget near the least RAM has no relaxation with the first one."""
+"""Allowances that are tried; for a budget near the minimum RAM the relaxation is infeasible with
+the first one."""
 THRESHOLD: Final = 0.5
-"""Least share of a checkpoint that is rounded up (the paper's figure)."""
+"""Minimum fraction of a checkpoint that is rounded up, as in the paper."""
 THRESHOLDS: Final = (THRESHOLD, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 """Thresholds that are tried, as in the authors' code."""
 DRAWS: Final = 100
-"""Randomized roundings of each relaxation, as in the authors' code."""
-LONGEST_S: Final = 3600.0
-"""Time limit of the relaxation without any other [s]."""
+"""Number of randomized roundings of each relaxation, as in the authors' code."""
+MAX_RELAXATION_S: Final = 3600.0
+"""Time limit of the relaxation if there is no other limit [s]."""
 
 
 @all_in_ram
 def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Schedule:
-    """Round the checkpoints of Checkmate's linear relaxation, and recompute what is missing.
+    """Round the checkpoints of Checkmate's linear relaxation, and recompute missing tensors.
 
     The same seed gives the same schedule.
 
-    Two phases, as in section 5 of the paper. The first solves the linear relaxation of
-    `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
-    checkpoints: the share of each tensor that is in RAM as a stage begins. The second adds the
-    fewest computations with which the rounded checkpoints can be executed: a stage computes what is
-    a checkpoint of the next stage and none of its own, and whatever these nodes read that is no
-    checkpoint of the stage, as far back as needed. Rounding knows no budget, so a schedule may
-    exceed it; of those that keep it the best is taken.
+    There are two phases, as in section 5 of the paper. The first phase solves the linear relaxation
+    of `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
+    checkpoints: the fraction of each tensor that is in RAM when a stage begins. The second phase
+    adds the fewest computations with which the rounded checkpoints can be executed. A stage
+    computes the checkpoints of the next stage that are not its own, and all missing inputs,
+    recursively. Rounding ignores the budget, so a schedule may exceed it; the best schedule within
+    the budget is returned.
 
-    The `rule` says how shares are rounded. Without one, all are tried.
+    The `rule` selects the rounding. Without one, all rules are tried.
 
-    - ``published``: deterministically, up from a threshold of 0.5, with an allowance of 10 %.
-    - ``deterministic``: by nine thresholds from 0.1 to 0.9, the same for all checkpoints, as in the
+    - ``published``: deterministic, up from a threshold of 0.5, with an allowance of 10 %.
+    - ``deterministic``: nine thresholds from 0.1 to 0.9, the same for all checkpoints, as in the
       authors' code, with allowances of 10, 5 and 0 %.
-    - ``randomized``: a hundred times, up with a probability of the share, with these allowances.
+    - ``randomized``: a hundred times, up with the fraction as probability, with these allowances.
 
-    Interpretations. The relaxation is that of the program of `lazy`, without cuts, whose rows are
-    added as long as they raise its value: it has fewer columns than the published one, and its
-    memory is counted by the rules of execution here. A column says for all stages between two reads
-    of a tensor whether it stays, so they are rounded together, too. What cannot be recomputed is a
-    checkpoint as long as a node may need it. A checkpoint that serves nothing is dropped.
+    Interpretations. The relaxation is that of `lazy`, without cuts; rows are added as long as they
+    raise its value. It has fewer columns than the published one, and counts memory by the rules of
+    execution of this package. One column represents all stages between two reads of a tensor, so
+    these are rounded together. Tensors that cannot be recomputed are checkpoints as long as a node
+    may need them. Unused checkpoints are dropped.
 
-    Takes the time of up to three linear programs; each rounding takes time in proportion to the
-    number of stages times tensors.
+    The run time is that of up to three linear programs; each rounding takes time proportional to
+    the number of stages times tensors.
     """
     if rule not in ("", *ROUNDING_RULES):
         raise InputError(f"rule {rule!r}: expected one of {', '.join(ROUNDING_RULES)}")
-    relaxed = cache(partial(_Relaxation, problem))
+    relaxation_with = cache(partial(_Relaxation, problem))
     thresholds = THRESHOLDS if rule in ("", DETERMINISTIC) else (THRESHOLD,)
     allowances = (ALLOWANCE,) if rule == PUBLISHED else ALLOWANCES
     generator = np.random.default_rng(seed)
 
-    def draw(share: float) -> bool:
-        return bool(generator.random() < share)
+    def round_randomly(fraction: float) -> bool:
+        return bool(generator.random() < fraction)
 
-    def rounded(allowance: float, is_up: Callable[[float], bool]) -> Schedule:
-        return relaxed(allowance).rounded(is_up)
+    def round_with(allowance: float, is_up: Callable[[float], bool]) -> Schedule:
+        return relaxation_with(allowance).round_checkpoints(is_up)
 
     def roundings() -> Iterator[Callable[[], Schedule]]:
         for allowance in allowances if rule != RANDOMIZED else ():
             for threshold in thresholds:
-                yield partial(rounded, allowance, partial(operator.le, threshold))
+                yield partial(round_with, allowance, partial(operator.le, threshold))
         for allowance in allowances if rule in ("", RANDOMIZED) else ():
-            yield from itertools.repeat(partial(rounded, allowance, draw), DRAWS)
+            yield from itertools.repeat(partial(round_with, allowance, round_randomly), DRAWS)
 
-    return cheapest(problem, roundings())
+    return best_schedule(problem, roundings())
 
 
 class _Relaxation:
-    """The checkpoints of a linear relaxation."""
+    """Checkpoints of a linear relaxation, and the roundings that were tried."""
 
     def __init__(self, problem: Problem, allowance: float) -> None:
         self.problem, self.graph = problem, problem.graph
         usable = problem.usable_ram_bytes
-        self.levels = _kept_levels(problem, usable - int(allowance * usable))
-        """For each span of stages in which a tensor stays in part: tensor, first and last stage
-        that begin with it, share."""
+        self.fractional_spans = _solve_for_fractions(problem, usable - int(allowance * usable))
+        """(tensor, first stage, last stage, fraction) of each span of stages that begin with a
+        fraction of a tensor in RAM."""
         self.pinned = _pin_checkpoints(problem)
         self.seen: set[bytes] = set()
-        """Rounded checkpoints so far."""
+        """Packed checkpoints of all roundings so far."""
 
-    def rounded(self, is_up: Callable[[float], bool]) -> Schedule:
-        """Return the schedule of some rounding of the shares, if it keeps the budget."""
+    def round_checkpoints(self, is_up: Callable[[float], bool]) -> Schedule:
+        """Return the schedule of a rounding; `is_up` decides whether a fraction is rounded up.
+
+        Raises `MethodNotApplicableError` if the schedule exceeds the budget or the checkpoints were
+        tried before.
+        """
         check_time_limit()
         checkpoints = self.pinned.copy()
-        for i, first, last, share in self.levels:
-            if is_up(share):
+        for i, first, last, fraction in self.fractional_spans:
+            if is_up(fraction):
                 checkpoints[first : last + 1, i] = True
         key = np.packbits(checkpoints).tobytes()
         if key in self.seen:
             raise MethodNotApplicableError("its checkpoints have been tried before")
         self.seen.add(key)
-        return within_budget(self.problem, complete(self.graph, checkpoints))
+        return require_within_budget(self.problem, complete_schedule(self.graph, checkpoints))
 
 
-def _kept_levels(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
-    """Solve the relaxation within some RAM, and return the checkpoints with their shares."""
+def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
+    """Solve the relaxation within `ram_bytes`; return (tensor, first stage, last stage, fraction).
+
+    Raises `MethodNotApplicableError` if the relaxation is infeasible, and `TimeLimitError` if it is
+    not solved in time.
+    """
     relaxed = replace(
         checkmate(replace(problem, constraints=(), own_objective=())),
         ram=problem.resident_bytes + max(1, ram_bytes),
     )
-    none = MethodNotApplicableError(
+    infeasible = MethodNotApplicableError(
         f"its linear relaxation has no solution within {format_bytes(ram_bytes)}"
     )
     if ram_bytes < relaxed.floor.bytes:
-        raise none
+        raise infeasible
     loads = checkpoint_all_profile(problem.graph)
-    first = Grouping(len(loads), frozenset({max(range(len(loads)), key=loads.__getitem__)}))
-    request = Request(time_limit_s=max(1e-3, min(time_left_s(), LONGEST_S)))
+    initial_grouping = Grouping(
+        len(loads), frozenset({max(range(len(loads)), key=loads.__getitem__)})
+    )
+    request = Request(time_limit_s=max(1e-3, min(time_left_s(), MAX_RELAXATION_S)))
     session = Session(relaxed, request, params=LazyParams(cuts=frozenset()))
-    relaxation, answer = run_interruptibly(
-        partial(add_rows, session, first), session.stop, most_s=request.time_limit_s + PATIENCE_S
+    relaxation, solution = run_interruptibly(
+        partial(add_rows, session, initial_grouping),
+        session.stop,
+        max_s=request.time_limit_s + PATIENCE_S,
     )
     if session.stop.is_set():
         raise KeyboardInterrupt
-    if answer.infeasible:
-        raise none
-    if answer.x is None:
+    if solution.infeasible:
+        raise infeasible
+    if solution.x is None:
         raise TimeLimitError("the linear relaxation was not solved within the time limit")
     return [
-        (i, begin + 1, end, level)
-        for i, spans in kept_levels(relaxation, answer.x)
-        for begin, end, level in spans
+        (i, begin + 1, end, fraction)
+        for i, spans in kept_levels(relaxation, solution.x)
+        for begin, end, fraction in spans
     ]
 
 
 def _pin_checkpoints(problem: Problem) -> Checkpoints:
-    """Return the checkpoints of tensors that cannot be recomputed, up to their last need."""
+    """Return the checkpoints of tensors that cannot be recomputed, until their last use."""
     graph = problem.graph
-    again = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
+    recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
     pinned = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
-    for i, last in enumerate(last_needs(graph, again)):
-        if i not in again:
+    for i, last in enumerate(last_needs(graph, recomputable)):
+        if i not in recomputable:
             pinned[graph.node_of[i] + 1 : last + 1, i] = True
     return pinned
 
 
-def complete(graph: Graph, checkpoints: Checkpoints) -> Schedule:
-    """Return the schedule with the fewest computations that has some checkpoints."""
+def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
+    """Return the schedule with the given checkpoints and the fewest computations."""
     kept = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
     computed = []
     for t in range(len(graph.nodes)):
         check_time_limit()
-        after = kept[t + 1] - kept[t] if t + 1 < len(kept) else ()
-        nodes = {t, *(graph.node_of[i] for i in after)}
+        new_checkpoints = kept[t + 1] - kept[t] if t + 1 < len(kept) else ()
+        nodes = {t, *(graph.node_of[i] for i in new_checkpoints)}
         todo = list(nodes)
         while todo:
             missing = {graph.node_of[i] for i in graph.inputs_of[todo.pop()] if i not in kept[t]}

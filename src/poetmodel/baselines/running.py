@@ -1,4 +1,4 @@
-"""`run`: a method by its name, verified like any other; and the methods that a solver runs."""
+"""`run`: schedule a problem by a named method and verify the schedule; the MILP-based methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from poetmodel.errors import (
 )
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.problem.infeasibility import limits_in_words, obstacle
+from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, finish
 from poetmodel.solver.request import Request, SolveKeywords
@@ -31,102 +31,108 @@ if TYPE_CHECKING:
 
 
 def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveResult:
-    """Let a method schedule a problem, and verify its schedule.
+    """Schedule a problem by a method, and verify the schedule.
 
     Parameters
     ----------
     problem : Problem
-        What to schedule, within which limits.
+        Graph, costs and limits.
     name : str
-        One of `method_names`, or a method of one's own (`poetmodel.baselines.own`).
+        One of `method_names`, or a user-defined method (`poetmodel.baselines.own`).
     **options
-        Keywords of `poetmodel.solve`, such as ``time_limit``, which holds for every method, the
-        check of its schedule included. Of the others, methods that need no solver only heed the
-        `gap`, below which a schedule counts as optimal.
+        Keywords of `poetmodel.solve`. ``time_limit`` applies to each method, including the
+        verification of its schedule. Methods without a solver use only ``time_limit`` and ``gap``,
+        the gap up to which a schedule counts as optimal.
 
     Returns
     -------
     SolveResult
-        With the schedule and the method's name. Of a heuristic the status is ``feasible``, and the
-        bound is what every schedule pays; ``optimal`` where the schedule reaches that. Where no
-        schedule at all can keep the limits, status ``infeasible``; ``unknown``, with the reason,
-        where the method was not done within the time limit.
+        Result with the schedule and the method's name. For a heuristic the bound is that of a
+        trivial lower bound on every schedule. The status is ``optimal`` if the schedule reaches it,
+        else ``feasible``. The status is ``infeasible`` if no schedule meets the limits, and
+        ``unknown``, with a reason, if the method did not finish within the time limit.
 
     Raises
     ------
     InputError
-        If there is no such method, or the options cannot be used.
+        If no method has that name, or the options are invalid.
     TypeError
-        If an option is none of `poetmodel.solve`.
+        If an option is not a keyword of `poetmodel.solve`.
     MethodNotApplicableError
-        If the method does not apply to the graph, or its schedule breaks a limit.
+        If the method does not apply to the graph, or its schedule violates a limit.
     VerificationError
-        If its schedule breaks a rule of execution.
+        If its schedule violates a rule of execution.
     OwnMethodError
-        If a method of one's own raises an exception, returns something else than a schedule, or
-        one that breaks a rule of execution.
+        If a user-defined method raises an exception, or returns anything but a schedule that obeys
+        the rules of execution.
     """
     entry = method(name)
-    request = _request(entry, options)
+    request = _make_request(entry, options)
     try:
-        result = _result(problem, entry, request, options)
+        result = _solve_by_method(problem, entry, request, options)
     except MethodNotApplicableError as error:
         reason = f"{name}: {error}"
-        nothing = Outcome(termination=Termination.STALLED, reason=reason)
-        refused = finish(problem, request, nothing, formulation="")
-        raise MethodNotApplicableError(reason, replace(refused, method=name, backend="")) from error
+        no_schedule = Outcome(termination=Termination.STALLED, reason=reason)
+        result = finish(problem, request, no_schedule, formulation="")
+        raise MethodNotApplicableError(reason, replace(result, method=name, backend="")) from error
     return replace(result, method=name)
 
 
-def _request(entry: Method, options: SolveKeywords) -> Request:
-    """Return the request that the options of a method state, which are those of `solve`."""
+def _make_request(entry: Method, options: SolveKeywords) -> Request:
+    """Make the request from keywords of `solve`.
+
+    Raises TypeError for unknown keywords, and `InputError` for solver options of a method without a
+    solver.
+    """
     known = SolveKeywords.__annotations__
     for unknown in sorted(options.keys() - set(known)):
         raise TypeError(
             f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(known)}"
         )
-    others = {"formulation", "start"}
-    for unusable in (*sorted(others), "solver_options") if not entry.by_solver else ():
+    ignored = {"formulation", "start"}
+    for unusable in (*sorted(ignored), "solver_options") if not entry.by_solver else ():
         if options.get(unusable):
             raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
-    stated: dict[str, Any] = {k: value for k, value in options.items() if k not in others}
+    stated: dict[str, Any] = {k: value for k, value in options.items() if k not in ignored}
     stated["solver_options"] = dict(stated.get("solver_options") or {})
     return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
 
 
-def _result(
+def _solve_by_method(
     problem: Problem, entry: Method, request: Request, options: SolveKeywords
 ) -> SolveResult:
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
-    reason, formulation = obstacle(problem), ""
+    reason, formulation = infeasibility_reason(problem), ""
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
     elif entry.by_solver:
-        outcome, formulation = _restricted(problem, entry.function()(problem), options)
+        outcome, formulation = _solve_restricted(problem, entry.function()(problem), options)
     else:
-        outcome = _heuristic(problem, entry, request)
+        outcome = _run_heuristic(problem, entry, request)
     result = finish(problem, request, outcome, formulation=formulation)
     return result if entry.by_solver else replace(result, backend="")
 
 
-def _restricted(
+def _solve_restricted(
     problem: Problem, restricted: Problem, options: SolveKeywords
 ) -> tuple[Outcome, str]:
-    """Solve another problem, and verify its schedule by the one that was stated.
+    """Solve a restricted problem, and verify its schedule with the original problem.
 
-    What the solver proved holds for the other one only, so the bound is what every schedule pays.
+    Bounds of the restricted problem do not hold for the original one, so the result has the trivial
+    lower bound on every schedule. Raises `MethodNotApplicableError` if the restricted problem is
+    infeasible or the schedule violates a limit.
     """
     solved = solver.solve(restricted, **options)
     if solved.status == Status.INFEASIBLE:
-        raise MethodNotApplicableError(f"it has no schedule within {limits_in_words(restricted)}")
+        raise MethodNotApplicableError(f"it has no schedule within {describe_limits(restricted)}")
     candidate = None
     if solved.schedule is not None:
-        candidate = _within_limits(as_candidate(problem, solved.schedule))
+        candidate = _require_within_limits(as_candidate(problem, solved.schedule))
     outcome = Outcome(
         termination=solved.termination,
         candidate=candidate,
-        bound=problem.objective.least,
+        bound=problem.objective.known_bound,
         reason=solved.reason,
         build_s=solved.build_s,
         versions=solved.versions,
@@ -140,50 +146,53 @@ def _restricted(
     return outcome, solved.formulation
 
 
-def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
+def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
+    """Run a method without a solver within the time limit, and return its verified outcome.
+
+    If the limit stops the method, the outcome has the best schedule found, or a reason without one.
+    """
     limit = format_seconds(request.time_limit_s)
-    late = Outcome(
+    timed_out = Outcome(
         termination=Termination.TIME_LIMIT,
-        reason=f"{entry.name}: it was not done within the time limit of {limit}; raise the limit, "
-        f"or use method {DEFAULT!r}, which keeps the best schedule that it has found",
+        reason=f"{entry.name}: it did not finish within the time limit of {limit}; "
+        f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far",
     )
     try:
         with time_limit(request.remaining_s()), rare_collections(), watch_rules() as watch:
-            candidate = _verified(problem, entry)
+            candidate = _run_and_verify(problem, entry)
     except TimeLimitError:
-        return late
+        return timed_out
     except TooLargeError as error:
         return Outcome(termination=Termination.STALLED, reason=f"{entry.name}: {error}")
     except KeyboardInterrupt:
         return Outcome(termination=Termination.INTERRUPTED, reason=f"{entry.name}: interrupted")
-    if candidate.simulation.violations and entry.own is not None:
-        raise _refusal(entry, candidate.violations)
+    if candidate.simulation.violations and entry.user_function is not None:
+        raise _invalid_schedule_error(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
     if not watch.cut_short:
-        return Outcome(termination=Termination.STALLED, candidate=_within_limits(candidate))
-    return late if candidate.violations else replace(late, candidate=candidate, reason="")
+        return Outcome(termination=Termination.STALLED, candidate=_require_within_limits(candidate))
+    return timed_out if candidate.violations else replace(timed_out, candidate=candidate, reason="")
 
 
-def _verified(problem: Problem, entry: Method) -> Candidate:
-    """Run a method and give its schedule to the verifier."""
+def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
     schedule = entry.function()(problem)
     try:
         return as_candidate(problem, schedule)
     except InputError as error:
-        if entry.own is None:
+        if entry.user_function is None:
             raise
-        raise _refusal(entry, error.faults) from None
+        raise _invalid_schedule_error(entry, error.faults) from None
 
 
-def _refusal(entry: Method, reasons: Sequence[str]) -> OwnMethodError:
+def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> OwnMethodError:
     """Return the error of a method of one's own whose schedule cannot be executed."""
     more = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
     message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{more}"
     return OwnMethodError(message, refused=True)
 
 
-def _within_limits(candidate: Candidate) -> Candidate:
+def _require_within_limits(candidate: Candidate) -> Candidate:
     if candidate.violations:
         raise MethodNotApplicableError(
             f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
@@ -191,16 +200,20 @@ def _within_limits(candidate: Candidate) -> Candidate:
     return candidate
 
 
-# -- methods that solve a mixed-integer program: the problem that is solved ------------------------
+# -- MILP-based methods: each returns the problem to solve ----------------------------------------
 
 
 def optimal(problem: Problem) -> Problem:
-    """Recompute and page with the least energy (POET, ICML 2022, section 5)."""
+    """Return the problem itself: minimum energy with recomputation and paging (POET, 2022)."""
     return problem
 
 
 def paging_only(problem: Problem) -> Problem:
-    """Leave recomputation out (POET, ICML 2022, section 6.2)."""
+    """Return the problem without recomputation (POET, ICML 2022, section 6.2).
+
+    Raises `MethodNotApplicableError` if there is no storage and the budget is below the keep-all
+    peak.
+    """
     fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
     if not problem.can_page and not fits:
         raise MethodNotApplicableError("there is no storage to page to")
@@ -208,33 +221,30 @@ def paging_only(problem: Problem) -> Problem:
 
 
 def recompute_only(problem: Problem) -> Problem:
-    """Leave paging out (POET, ICML 2022, section 6.2)."""
+    """Return the problem without paging (POET, ICML 2022, section 6.2)."""
     return replace(problem, paging=False)
 
 
 def resident(problem: Problem) -> Problem:
-    """Keep all state in RAM, and schedule the rest with the least energy.
-
-    On a graph without state the program is that of `optimal`.
-    """
+    """Return the problem with all state in RAM, or the problem itself for a graph without state."""
     state = problem.graph.state_tensors
     if not state:
         return problem
 
-    def all_of_it(v: Any) -> Any:
+    def state_in_ram(v: Any) -> Any:
         return sum(v.resident[i] for i in state) >= len(state)
 
-    return problem.subject_to(**{"all state in RAM": all_of_it})
+    return problem.subject_to(**{"all state in RAM": state_in_ram})
 
 
 def checkmate(problem: Problem) -> Problem:
-    """Recompute with the least compute time (Jain et al., MLSys 2020, section 4).
+    """Return the problem of Checkmate: minimum compute time by recomputation.
 
-    Nothing is paged, and time is that of the core; the verifier alone sees deadline and energy
-    budget, as Checkmate knows neither.
+    From Jain et al., MLSys 2020, section 4. There is no paging, and time is compute time. Deadline
+    and energy budget are removed, because Checkmate has none; only the verifier checks them.
 
-    Checkmate's stages are those of this package. Its memory is counted by the rules of execution
-    here: workspaces count, and tensors are freed after their last use in a stage.
+    Checkmate's stages are those of this package. Memory is counted by the rules of execution of
+    this package: workspaces count, and tensors are freed after their last use in a stage.
     """
     return replace(
         problem,

@@ -1,4 +1,4 @@
-"""Methods that save tensors for the backward pass, and recompute the others once."""
+"""Methods that save a set of tensors for the backward pass, and recompute other tensors once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.engine import fitting
+from poetmodel.baselines.engine import simulated_within_budget
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
@@ -23,101 +23,105 @@ if TYPE_CHECKING:
 
     from poetmodel.problem import Problem
 
-RATIOS, STEPS = 12, 40
-"""Thresholds of the greedy method in equal ratios, and in equal steps."""
-SIZES: Final = 200
-"""Equal steps in which the knapsack of the minimum cut shrinks, from all tensors to none."""
+N_RATIOS, N_STEPS = 12, 40
+"""Number of thresholds of `chen_greedy` in equal ratios, and in equal steps."""
+N_SIZES: Final = 200
+"""Number of equal steps in which the knapsack of `min_cut` shrinks, from all tensors to none."""
 UNCUT: Final = 2**31 - 1
-"""Capacity of an edge that cannot be cut; all tensors together have half of it at most."""
+"""Capacity of an edge that must not be cut; all tensors together have at most half of it."""
 UNITS: Final = 1000
-"""Units into which that knapsack is divided."""
+"""Units into which a knapsack is divided."""
 
 
 # -- segments -------------------------------------------------------------------------------------
 
 
 def keep_all(problem: Problem) -> Schedule:
-    """Compute every node once and keep every tensor to its last use, whatever the budget is."""
+    """Compute each node once and keep each tensor until its last use; the budget is ignored."""
     return checkpoint_all(problem.graph)
 
 
 @all_in_ram
 @forward_only
 def chen_sqrt(problem: Problem) -> Schedule:
-    """Keep about the square root of the layers and recompute each segment between them once.
+    """Keep about the square root of the layers, and recompute each segment between them once.
 
-    Of ``m`` candidates every ``ceil(sqrt(m))``-th is kept, all its outputs that are still read.
-    What follows the last of them is kept as well: the backward pass begins with it. Two sets of
-    candidates are tried: the articulation points of the forward pass (the paper's segments), and
-    all its nodes in their order, as if they were a chain (the linearized variant of Jain et al.,
-    2020). The quickest schedule that fits the budget wins. Samples, labels and what cannot be
-    recomputed are always kept.
+    Of ``m`` candidates, each ``ceil(sqrt(m))``-th is kept, with all its outputs that are read
+    later. The tensors behind the last of them are kept, too, because the backward pass begins with
+    them. Two sets of candidates are tried: the articulation points of the forward pass (the paper's
+    segments), and all its nodes in order, as if they were a chain (the linearized variant of Jain
+    et al., 2020). The fastest schedule within the budget is returned. Samples, labels and tensors
+    that cannot be recomputed are always kept.
     """
-    plans = (_every_root(nodes) for nodes in _candidates(problem.graph))
-    return _quickest(problem, _segmented(problem.graph, plans), "segments")
+    plans = (_every_sqrt(nodes) for nodes in _segment_ends(problem.graph))
+    return _fastest(problem, _schedules_of_segments(problem.graph, plans), "segments")
 
 
 @all_in_ram
 @forward_only
 def chen_greedy(problem: Problem) -> Schedule:
-    """Close a segment where its tensors exceed a threshold; take the quickest that fits the budget.
+    """Close a segment when its tensors exceed a threshold; use the best threshold.
 
-    Algorithm 3 of the paper adds up the bytes of the outputs and, once they exceed the threshold,
-    keeps the next candidate and starts again from zero. Thresholds go from the largest tensor to
-    all bytes, in equal ratios and in equal steps. Candidates as in `chen_sqrt`. It takes time in
-    proportion to the square of the number of nodes, for each threshold.
+    Algorithm 3 of the paper adds up the bytes of the outputs. Once they exceed the threshold, it
+    keeps the next candidate and restarts from zero. Thresholds range from the largest tensor to all
+    bytes, in equal ratios and in equal steps. Candidates are those of `chen_sqrt`. The fastest
+    schedule within the budget is returned. The run time is proportional to the square of the number
+    of nodes, for each threshold.
     """
     graph = problem.graph
     plans = (
-        _above(graph, nodes, threshold)
-        for nodes in _candidates(graph)
+        _close_segments(graph, nodes, threshold)
+        for nodes in _segment_ends(graph)
         for threshold in _thresholds(graph)
     )
-    return _quickest(problem, _segmented(graph, plans), "segments")
+    return _fastest(problem, _schedules_of_segments(graph, plans), "segments")
 
 
-def _candidates(graph: Graph) -> tuple[Sequence[int], ...]:
-    """Return the nodes at which segments may end: cut points, and all nodes."""
-    own = {graph.node_of[i] for i in droppable(graph)}
+def _segment_ends(graph: Graph) -> tuple[Sequence[int], ...]:
+    """Return two candidate lists of nodes at which segments may end: cut points, and all nodes."""
+    recomputable = {graph.node_of[i] for i in droppable(graph)}
     points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
-    forward = [k for k in range(begin_of_backward(graph)) if k in own]
+    forward = [k for k in range(begin_of_backward(graph)) if k in recomputable]
     return ([k for k in forward if k in points], forward)
 
 
-def _every_root(nodes: Sequence[int]) -> list[int]:
+def _every_sqrt(nodes: Sequence[int]) -> list[int]:
     width = isqrt(max(0, len(nodes) - 1)) + 1
     return list(nodes[width - 1 :: width])
 
 
 def _thresholds(graph: Graph) -> Iterator[float]:
     sizes = [graph.tensor_bytes[i] for i in droppable(graph)]
-    least, most = max(sizes, default=0), sum(sizes)
+    min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
     yield 0.0
-    if least:
-        ratio = (most / least) ** (1 / (RATIOS - 1))
-        yield from (least * ratio**exponent for exponent in range(RATIOS))
-        yield from (most * step / STEPS for step in range(1, STEPS))
+    if min_bytes:
+        ratio = (max_bytes / min_bytes) ** (1 / (N_RATIOS - 1))
+        yield from (min_bytes * ratio**exponent for exponent in range(N_RATIOS))
+        yield from (max_bytes * step / N_STEPS for step in range(1, N_STEPS))
 
 
-def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
-    """Return the candidates that close a segment."""
+def _close_segments(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
+    """Return the candidates that close a segment for a threshold [B]."""
     closing, ends = [], set(nodes)
-    gathered = 0
+    segment_bytes = 0
     for k in range(begin_of_backward(graph)):
-        gathered += graph.nodes[k].output_bytes
-        if k in ends and gathered > threshold:
+        segment_bytes += graph.nodes[k].output_bytes
+        if k in ends and segment_bytes > threshold:
             closing.append(k)
-            gathered = 0
+            segment_bytes = 0
     return closing
 
 
-def _quickest(problem: Problem, schedules: Iterable[Schedule], what: str) -> Schedule:
-    """Return the schedule with the least compute time of those that keep the budget."""
-    fits = fitting(problem, schedules, what)
+def _fastest(problem: Problem, schedules: Iterable[Schedule], kind: str) -> Schedule:
+    """Return the schedule with minimum compute time among those within the budget.
+
+    Raises `MethodNotApplicableError` if there is none; `kind` names the schedules in the message.
+    """
+    fits = simulated_within_budget(problem, schedules, kind)
     return min(fits, key=lambda candidate: candidate[1].compute_s or 0.0)[0]
 
 
-def _segmented(graph: Graph, plans: Iterable[Sequence[int]]) -> Iterator[Schedule]:
+def _schedules_of_segments(graph: Graph, plans: Iterable[Sequence[int]]) -> Iterator[Schedule]:
     """Yield the schedules that keep the outputs of segment ends and of the last segment."""
     for ends in dict.fromkeys(map(tuple, plans)):
         starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
@@ -132,54 +136,54 @@ def _segmented(graph: Graph, plans: Iterable[Sequence[int]]) -> Iterator[Schedul
 @all_in_ram
 @forward_only
 def min_cut(problem: Problem) -> Schedule:
-    """Save a minimum cut of tensors for the backward pass and recompute the others once.
+    """Save a minimum cut of tensors for the backward pass, and recompute other tensors once.
 
-    Two steps, as in PyTorch (``torch/_functorch/partitioners.py``). A knapsack chooses which nodes
-    must not run again: the most compute time for a number of bytes of their outputs. Then the
-    tensors of least size are saved that cut those nodes, as sources, from what the backward pass
-    reads. PyTorch chooses candidates by kinds of operators and counts all saved bytes. Here all
-    nodes of the forward pass are candidates, each with its time. Knapsacks of 201 sizes are tried,
-    and the quickest schedule that keeps the budget is taken: what is recomputed stays from its
-    first use to its last, so a smaller saved set need not mean a smaller peak.
+    There are two steps, as in PyTorch (``torch/_functorch/partitioners.py``). A knapsack selects
+    the nodes that must not run again: maximum compute time for a given number of output bytes. Then
+    the smallest set of tensors is saved that cuts these nodes, as sources, from the reads of the
+    backward pass. PyTorch selects candidates by kinds of operators and counts all saved bytes. Here
+    all nodes of the forward pass are candidates, each with its time. Knapsacks of 201 sizes are
+    tried, and the fastest schedule within the budget is returned. A recomputed tensor stays from
+    its first use to its last, so a smaller saved set does not imply a smaller peak.
     """
     graph = problem.graph
-    whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
-    knapsacks = (_knapsack(problem, whole * n // SIZES) for n in range(SIZES, -1, -1))
+    total_bytes = sum(graph.tensor_bytes[i] for i in droppable(graph))
+    knapsacks = (_knapsack(problem, total_bytes * n // N_SIZES) for n in range(N_SIZES, -1, -1))
     cuts = _Cuts(graph)
-    saved = dict.fromkeys(cuts.saved_tensors(once) for once in dict.fromkeys(knapsacks))
+    saved = dict.fromkeys(cuts.saved_tensors(single_run) for single_run in dict.fromkeys(knapsacks))
     schedules = (recompute_once(graph, tensors) for tensors in saved)
-    return _quickest(problem, schedules, "saved sets")
+    return _fastest(problem, schedules, "saved sets")
 
 
 def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:
-    """Return the tensors of least size that spare some nodes of the forward pass a second run.
+    """Return the smallest set of tensors that avoids a second run of some forward nodes.
 
-    All that the backward pass reads can be computed from these, from samples and from what cannot
-    be recomputed, without running a node of `once`. Of several cuts of least size, the one next to
-    the backward pass is taken.
+    All reads of the backward pass can be computed from this set, from samples and from tensors
+    that cannot be recomputed, without running a node of `once`. Of several minimum cuts the one
+    next to the backward pass is returned.
     """
     return _Cuts(graph).saved_tensors(once)
 
 
 class _Cuts:
-    """The network whose cuts are the sets of tensors that may be saved.
+    """Flow network whose cuts are the sets of tensors that may be saved.
 
-    Each tensor is an edge of its size, from being computed to being read. Beyond 1 GiB in all,
-    sizes are rounded up to a few bytes. Edges that cannot be cut go from the source to the nodes
-    that must not run again, from a node to its outputs, and from a tensor to its readers: nodes of
-    the forward pass, or the sink. Vertex 0 is the source, 1 the sink; then come the nodes, and two
-    vertices for each tensor.
+    Each tensor is an edge with its size as capacity, from its computation to its reads. If the
+    tensors exceed 1 GiB in total, sizes are rounded up to a few bytes. Edges that must not be cut
+    connect the source with the nodes that must not run again, a node with its outputs, and a tensor
+    with its readers: nodes of the forward pass, or the sink. Vertex 0 is the source and vertex 1
+    the sink; the nodes follow, and then two vertices per tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.free, begin = sorted(droppable(graph)), begin_of_backward(graph)
-        whole = sum(graph.tensor_bytes[i] for i in self.free)
+        self.recomputable, begin = sorted(droppable(graph)), begin_of_backward(graph)
+        whole = sum(graph.tensor_bytes[i] for i in self.recomputable)
         unit = 1 + 2 * whole // UNCUT
         first = 2 + len(graph.nodes)
-        self.computed = first + 2 * np.arange(len(self.free))
-        self.count = first + 2 * len(self.free)
+        self.computed = first + 2 * np.arange(len(self.recomputable))
+        self.count = first + 2 * len(self.recomputable)
         edges: dict[tuple[int, int], int] = {}
-        for i, computed in zip(self.free, self.computed.tolist(), strict=True):
+        for i, computed in zip(self.recomputable, self.computed.tolist(), strict=True):
             edges[2 + graph.node_of[i], computed] = UNCUT
             edges[computed, computed + 1] = -(-graph.tensor_bytes[i] // unit)
             for k in graph.users_of[i]:
@@ -187,8 +191,8 @@ class _Cuts:
         self.edges = edges
 
     def saved_tensors(self, once: Collection[int]) -> frozenset[int]:
-        """Return the tensors of a minimum cut behind some nodes."""
-        if not self.free:
+        """Return the tensors of the minimum cut that saves the nodes `once` a second run."""
+        if not self.recomputable:
             return frozenset()
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -204,28 +208,28 @@ class _Cuts:
         near = np.ones(self.count, dtype=bool)
         near[breadth_first_order(backwards, 1, return_predecessors=False)] = False
         cut = near[self.computed] & ~near[self.computed + 1]
-        return frozenset(i for i, is_cut in zip(self.free, cut, strict=True) if is_cut)
+        return frozenset(i for i, is_cut in zip(self.recomputable, cut, strict=True) if is_cut)
 
 
 def _knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of most compute time whose outputs fit a knapsack."""
+    """Return the nodes of maximum compute time whose outputs fit a knapsack."""
     graph, begin = problem.graph, begin_of_backward(problem.graph)
-    free = droppable(graph)
+    recomputable = droppable(graph)
     unit = max(1, -(-size_bytes // UNITS))
-    room = size_bytes // unit
-    nodes = [k for k in range(begin) if free.intersection(graph.outputs_of[k])]
-    best = np.zeros(room + 1)
-    taken = np.zeros((len(nodes), room + 1), dtype=bool)
+    capacity = size_bytes // unit
+    nodes = [k for k in range(begin) if recomputable.intersection(graph.outputs_of[k])]
+    best = np.zeros(capacity + 1)
+    is_taken = np.zeros((len(nodes), capacity + 1), dtype=bool)
     weights = [-(-graph.nodes[k].output_bytes // unit) for k in nodes]
     for index, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
-        if weight > room:
+        if weight > capacity:
             continue
-        with_it = best[: room + 1 - weight] + problem.table.compute_time_s[k]
-        taken[index, weight:] = with_it > best[weight:]
+        with_it = best[: capacity + 1 - weight] + problem.table.compute_time_s[k]
+        is_taken[index, weight:] = with_it > best[weight:]
         best[weight:] = np.maximum(best[weight:], with_it)
     chosen = []
     for index in range(len(nodes) - 1, -1, -1):
-        if taken[index, room]:
+        if is_taken[index, capacity]:
             chosen.append(nodes[index])
-            room -= weights[index]
+            capacity -= weights[index]
     return tuple(chosen)

@@ -1,4 +1,4 @@
-"""A genetic search over sets of tensors to swap."""
+"""SwapAdvisor: a genetic search over sets of tensors to swap."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.engine import best_schedule
 from poetmodel.baselines.homes import in_best_homes
 from poetmodel.baselines.paging import (
-    Gap,
-    execute_gaps,
-    gaps_of,
-    relieved,
+    IdleInterval,
+    execute_evictions,
+    idle_intervals,
+    relieved_stages,
+    require_within_budget,
     transfer_costs,
-    within_budget,
 )
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 POPULATION: Final = 32
-"""Swap sets of a generation."""
+"""Number of swap sets in a generation."""
 GENERATIONS: Final = 60
 STALL_GENERATIONS: Final = 15
-"""Generations without a better set after which the search ends."""
+"""Number of generations without an improvement after which the search ends."""
 MUTATIONS: Final = 2
-"""Bits of a child that are flipped, on average."""
+"""Average number of flipped bits of a child."""
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Fitness = tuple[int, float, float]
@@ -38,102 +38,108 @@ Fitness = tuple[int, float, float]
 
 @in_best_homes
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
-    """Search for the cheapest set of tensors to swap by a genetic algorithm.
+    """Search for the cheapest set of tensors to swap with a genetic algorithm.
 
     The same seed gives the same schedule.
 
-    An individual is a set of gaps: tensors that are out of RAM between two uses. Each is repaired
-    as the paper's swap planner works: where a stage does not fit, the tensor leaves whose next use
-    is furthest. Then tensors that need not have left stay, the costliest first. The first
-    population has that plan and random ones. Parents win tournaments of two; a child has the gaps
-    of one parent up to a random stage and those of the other after it, and a few flipped; the best
-    two individuals live on.
+    An individual is a set of idle intervals: tensors that are evicted between two uses. Each is
+    repaired like the plans of the paper's swap planner: for a stage that does not fit, the tensor
+    whose next use is latest is evicted. Then unnecessary evictions are removed, the costliest
+    first. The initial population has this plan and random ones. Parents win tournaments of two. A
+    child has the intervals of one parent up to a random stage and those of the other parent after
+    it, and a few flipped bits. The best two individuals survive.
 
     Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
-    here the order is given and RAM has no fragments, so that only the swaps are left. Its simulator
-    measures the time of a step; here the fitness of an individual is what its transfers add to the
-    quantity that the problem minimizes (energy where it minimizes RAM). Storage limits are
-    penalized.
+    here the order is given and RAM is not fragmented, so that only the swaps are searched. The
+    paper's simulator measures the time of a step; here the fitness of an individual is the cost of
+    its transfers in the minimized quantity (energy if RAM is minimized). Exceeding the storage
+    limit is penalized.
 
-    Where the time is minimized and transfers overlap with computing, a second search charges only
-    the time that nothing hides, and the better of both schedules is taken. A swap hides behind the
-    computing in its gap, and all swaps together behind a whole pass.
+    If the time is minimized and transfers overlap computations, a second search charges only the
+    time that is not hidden, and the better schedule is returned. A swap is hidden by computations
+    in its interval, and all swaps together by a whole pass.
 
-    Takes O(generations * population * gaps * stages) operations of numpy arrays, at most
-    `GENERATIONS` * `POPULATION` repairs.
+    The run time is O(generations * population * intervals * stages) operations of numpy arrays,
+    with at most `GENERATIONS` * `POPULATION` repairs.
     """
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
-        return execute_gaps(problem, {})
+        return execute_evictions(problem, {})
     if not problem.can_page:
         raise MethodNotApplicableError("it swaps tensors, and the problem allows no paging")
     overlaps = problem.minimize == Quantity.TIME and problem.is_overlapping
     searches = (
-        _GeneticSearch(problem, seed, hidden=hidden)
-        for hidden in ((False, True) if overlaps else (False,))
+        _GeneticSearch(problem, seed, hides_transfers=hides_transfers)
+        for hides_transfers in ((False, True) if overlaps else (False,))
     )
-    return cheapest(problem, (search.schedule for search in searches))
+    return best_schedule(problem, (search.schedule for search in searches))
 
 
 class _GeneticSearch:
-    def __init__(self, problem: Problem, seed: int, *, hidden: bool = False) -> None:
+    def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
         graph = problem.graph
         self.problem = problem
-        self.hidden = hidden
-        """Whether transfers count only as far as no computing hides them."""
+        self.hides_transfers = hides_transfers
+        """Whether only transfer time that computations do not hide is charged."""
         self.random = np.random.default_rng(seed)
         self.excess = np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
-        crowded = np.concatenate(([0], np.cumsum(self.excess > 0)))
-        self.gaps = sorted(
+        n_excess_before = np.concatenate(([0], np.cumsum(self.excess > 0)))
+        self.intervals = sorted(
             (
-                gap
-                for gap in gaps_of(graph, overwritten=True)
-                if graph.tensor_bytes[gap.tensor]
-                and crowded[gap.after] > crowded[relieved(graph, gap).start]
+                interval
+                for interval in idle_intervals(graph, includes_overwritten=True)
+                if graph.tensor_bytes[interval.tensor]
+                and n_excess_before[interval.after]
+                > n_excess_before[relieved_stages(graph, interval).start]
             ),
-            key=lambda gap: (gap.before, gap.tensor),
+            key=lambda interval: (interval.before, interval.tensor),
         )
-        tensors = [gap.tensor for gap in self.gaps]
-        self.first = np.array([relieved(graph, gap).start for gap in self.gaps], dtype=np.int64)
-        self.end = np.array([gap.after for gap in self.gaps], dtype=np.int64)
+        tensors = [interval.tensor for interval in self.intervals]
+        self.first = np.array(
+            [relieved_stages(graph, interval).start for interval in self.intervals], dtype=np.int64
+        )
+        self.end = np.array([interval.after for interval in self.intervals], dtype=np.int64)
         self.sizes = np.array([graph.tensor_bytes[i] for i in tensors], dtype=np.int64)
         stages = np.arange(len(graph.nodes))
-        self.across = (self.first[:, None] <= stages) & (stages < self.end[:, None])
-        self.relief = self.across * self.sizes[:, None]
-        """Bytes that each gap takes off each stage, shape (gaps, stages)."""
-        for index, gap in enumerate(self.gaps):
-            if self.across[index, gap.before]:
-                self.relief[index, gap.before] = graph.shared_bytes_of[gap.before][gap.tensor]
+        self.is_relieved = (self.first[:, None] <= stages) & (stages < self.end[:, None])
+        self.relief = self.is_relieved * self.sizes[:, None]
+        """Bytes that evicting in each interval frees in each stage, shape (intervals, stages)
+        [B]."""
+        for index, interval in enumerate(self.intervals):
+            if self.is_relieved[index, interval.before]:
+                self.relief[index, interval.before] = graph.shared_bytes_of[interval.before][
+                    interval.tensor
+                ]
         cost_in, cost_out = transfer_costs(problem)
         if problem.minimize == Quantity.WRITES:
             writes = problem.objective.coefficients
             cost_in, cost_out = writes.page_in, writes.page_out
         self.cost_in = np.array([cost_in[i] for i in tensors])
-        self.tensor = np.unique(tensors, return_inverse=True)[1]
-        self.cost_out = np.zeros(self.tensor.max(initial=-1) + 1)
+        self.tensor_index = np.unique(tensors, return_inverse=True)[1]
+        self.cost_out = np.zeros(self.tensor_index.max(initial=-1) + 1)
         self.written = np.zeros(len(self.cost_out), dtype=np.int64)
         for index, i in enumerate(tensors):
             if i not in graph.on_aux:
-                self.cost_out[self.tensor[index]] = cost_out[i]
-                self.written[self.tensor[index]] = self.sizes[index]
+                self.cost_out[self.tensor_index[index]] = cost_out[i]
+                self.written[self.tensor_index[index]] = self.sizes[index]
         ends_s = np.concatenate(([0.0], np.cumsum(problem.table.compute_time_s)))
-        begins = np.array([gap.before + 1 for gap in self.gaps], dtype=np.int64)
-        self.gap_s = ends_s[self.end] - ends_s[begins]
-        """Time of the computing in each gap [s]."""
+        begins = np.array([interval.before + 1 for interval in self.intervals], dtype=np.int64)
+        self.interval_s = ends_s[self.end] - ends_s[begins]
+        """Compute time in each interval [s]."""
         self.pass_s = float(ends_s[-1])
-        moves = self.cost_in + self.cost_out[self.tensor]
-        self.late_s = np.maximum(0.0, moves - self.gap_s)
-        """Time of each swap that its gap does not hide [s]."""
-        prices = self.late_s if hidden else self.cost_in
+        transfer_costs_of = self.cost_in + self.cost_out[self.tensor_index]
+        self.unhidden_s = np.maximum(0.0, transfer_costs_of - self.interval_s)
+        """Time of each swap that its interval does not hide [s]."""
+        prices = self.unhidden_s if hides_transfers else self.cost_in
         self.costliest_first = np.lexsort((-self.cost_in, -prices))
 
     def schedule(self) -> Schedule:
-        """Return the schedule of the best swap set found."""
-        pages = dict.fromkeys(self.run(), True)
-        return within_budget(self.problem, execute_gaps(self.problem, pages))
+        """Return the schedule of the best swap set found; raise if it exceeds the budget."""
+        pages = dict.fromkeys(self.search(), True)
+        return require_within_budget(self.problem, execute_evictions(self.problem, pages))
 
-    def run(self) -> list[Gap]:
-        """Return the best swap set found."""
-        count = len(self.gaps)
+    def search(self) -> list[IdleInterval]:
+        """Run the genetic algorithm and return the best swap set found."""
+        count = len(self.intervals)
         density = self.random.random(POPULATION)
         population = [self._repair(np.zeros(count, dtype=bool))]
         population += [self._repair(self.random.random(count) < share) for share in density[1:]]
@@ -149,7 +155,7 @@ class _GeneticSearch:
             population, fitness = children, [self._fitness(mask) for mask in children]
             idle, best = (0, min(fitness)) if min(fitness) < best else (idle + 1, best)
         winner = population[min(range(len(population)), key=fitness.__getitem__)]
-        return [gap for gap, out in zip(self.gaps, winner, strict=True) if out]
+        return [interval for interval, out in zip(self.intervals, winner, strict=True) if out]
 
     def _child(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
         mother, father = (self._tournament(population, fitness) for _ in range(2))
@@ -163,23 +169,23 @@ class _GeneticSearch:
         return population[first if fitness[first] <= fitness[second] else second]
 
     def _fitness(self, mask: Mask) -> Fitness:
-        """Return bytes beyond the storage limit, what is not hidden, then the cost of transfers."""
+        """Return (bytes beyond the storage limit, cost that is not hidden, cost of transfers)."""
         out = np.zeros(len(self.cost_out), dtype=bool)
-        out[self.tensor[mask]] = True
+        out[self.tensor_index[mask]] = True
         limit = self.problem.aux_limit_bytes
         over = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
         total = float(self.cost_in[mask].sum() + self.cost_out[out].sum())
-        if not self.hidden:
+        if not self.hides_transfers:
             return over, total, total
-        return over, max(float(self.late_s[mask].sum()), total - self.pass_s), total
+        return over, max(float(self.unhidden_s[mask].sum()), total - self.pass_s), total
 
     def _repair(self, mask: Mask) -> Mask:
-        """Return a minimal set that fits, as far as gaps allow."""
+        """Add evictions until all stages fit, if possible; then remove unnecessary ones."""
         mask = mask.copy()
         excess = self.excess - self.relief[mask].sum(axis=0)
         while excess.max() > 0:
             check_time_limit()
-            crossing = np.flatnonzero(self.across[:, excess.argmax()] & ~mask)
+            crossing = np.flatnonzero(self.is_relieved[:, excess.argmax()] & ~mask)
             if not len(crossing):
                 break
             gene = crossing[self.end[crossing].argmax()]

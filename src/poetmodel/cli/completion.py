@@ -30,11 +30,11 @@ def devices(incomplete: str) -> Offer:
 
 def methods(incomplete: str) -> Offer:
     """Return the methods whose names begin with a text, also those of installed packages."""
-    from poetmodel.baselines.own import own_names
+    from poetmodel.baselines.own import registered_names
     from poetmodel.baselines.registry import METHODS
 
     shipped = ((method.name, method.summary) for method in METHODS.values())
-    own = ((name, "a method of an installed package") for name in own_names())
+    own = ((name, "a method of an installed package") for name in registered_names())
     return _offer(incomplete, (*shipped, *own))
 
 

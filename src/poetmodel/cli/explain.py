@@ -341,8 +341,8 @@ class Account:
         from poetmodel.solver.sensitivity.alternatives import GAP, LEAST_GAIN
 
         objective, simulation = self.stated.problem.objective, self.stated.simulation
-        whole = LEAST_GAIN * abs(objective.measured(simulation))
-        return max(GAP * objective.overhead(simulation), whole)
+        whole = LEAST_GAIN * abs(objective.value_of(simulation))
+        return max(GAP * objective.overhead_of(simulation), whole)
 
 
 def give_account(stated: VerifiedSchedule, tensor: str | None) -> Account:

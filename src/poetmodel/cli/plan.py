@@ -15,7 +15,7 @@ from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.device.room import DeviceRoom
+from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
@@ -322,9 +322,9 @@ class PlanResult:
         )
 
     @property
-    def room(self) -> DeviceRoom | None:
+    def room(self) -> DeviceRam | None:
         """RAM of the device that the plan takes, if there is a device."""
-        return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
+        return DeviceRam.compare(self.device, self.graph, self.check.peak_ram_bytes)
 
     def lines(self, form: PlanFormat) -> list[str]:
         """Return the lines of a listing for people, or of trace events."""

@@ -233,7 +233,7 @@ def _remedies(
     source: options.GraphOptions, result: SolveResult, wanted_tile: str | None
 ) -> Iterator[str]:
     """Yield what makes a step fit: its state in the graph of a network, tiles of a step file."""
-    from poetmodel.device.room import find_whole_step
+    from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
 
     name = source.model if source.graph is None else source.graph

@@ -379,7 +379,7 @@ def profile(
     emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
     if emulated:
         sizes = replace(sizes, tile=None)
-    if (emulated or is_captured(what)) and sizes.shape.given:
+    if (emulated or is_captured(what)) and sizes.shape.overrides:
         raise InputError(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"

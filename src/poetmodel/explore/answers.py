@@ -19,7 +19,7 @@ from poetmodel.explore.tasks import (
 from poetmodel.graph import Phase
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
-from poetmodel.problem.infeasibility import obstacles
+from poetmodel.problem.infeasibility import infeasibility_reasons
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.charts import address_chart, gauge_chart, map_chart
 from poetmodel.report.facts import commands, decision_rows, facts
@@ -94,14 +94,14 @@ def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
     if not verdict.valid:  # nothing unverified is shown
         raise VerificationError(verdict.violations)
     objective = problem.objective
-    bound = min(proof["bound"], objective.overhead(verdict.simulation))
+    bound = min(proof["bound"], objective.overhead_of(verdict.simulation))
     result = SolveResult(
         problem=problem,
         status=Status(proof["status"]),
         termination=Termination(proof["termination"]),
         schedule=schedule,
         simulation=verdict.simulation,
-        objective_bound=min(objective.baseline + bound, objective.measured(verdict.simulation)),
+        objective_bound=min(objective.baseline + bound, objective.value_of(verdict.simulation)),
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         formulation="lazy",
         backend=search["backend"],
@@ -194,7 +194,7 @@ def why(job: dict[str, Any], talk: Talk) -> Frame:
         if i not in apart
     ]
     needs = least.bytes + problem.resident_bytes
-    reasons = list(obstacles(problem))
+    reasons = list(infeasibility_reasons(problem))
     return Frame(
         values={
             "text": "; ".join(reasons) or _open(problem, needs),

@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
-from poetmodel.device.room import find_whole_step
+from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.planner import verify
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
 from poetmodel.solver.facade import solve as solve_problem
@@ -157,7 +157,7 @@ def gzipped(values: Any) -> bytes:
 def figures(problem: Problem, simulation: Simulation) -> dict[str, Any]:
     """Return the figures of a verified schedule that a point shows."""
     return {
-        "value": problem.objective.overhead(simulation),
+        "value": problem.objective.overhead_of(simulation),
         "energy_j": simulation.energy_j,
         "overhead_j": simulation.overhead_j,
         "peak_ram_bytes": simulation.peak_ram_bytes,
@@ -170,7 +170,7 @@ def figures(problem: Problem, simulation: Simulation) -> dict[str, Any]:
 def begin(job: dict[str, Any], talk: Talk) -> Frame:
     """Make a first schedule quickly; reply with it, or with what forbids any."""
     problem = read_problem(job, talk)
-    reason = obstacle(problem)
+    reason = infeasibility_reason(problem)
     if reason is not None:
         return Frame(values={"obstacle": reason})
     best: tuple[Schedule, Simulation] | None = None
@@ -252,7 +252,7 @@ def solve(job: dict[str, Any], talk: Talk) -> Frame:
     proved = result.status
     bound = watch.known
     if result.simulation is not None:
-        measured = problem.objective.overhead(result.simulation)
+        measured = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
         bound = min(bound, measured)
         if is_closed(problem, measured, bound, search["gap"]):

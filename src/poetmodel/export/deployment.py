@@ -219,7 +219,7 @@ class Deployment:
     @property
     def layout(self) -> GenerationLayout:
         """How generations are written, on storage or in flash."""
-        return GenerationLayout.on(self.device, checksums=self.checksum)
+        return GenerationLayout.for_device(self.device, checksums=self.checksum)
 
     @property
     def page_layout(self) -> GenerationLayout:
@@ -253,7 +253,7 @@ class Deployment:
     def generations_in_block(self) -> int:
         """How many generations share an erase block, where a commit wears one; else 1."""
         worn = self.generation and self._endurance_cycles is not None
-        return self.layout.in_one_block(self.generation_bytes) if worn else 1
+        return self.layout.generations_per_block(self.generation_bytes) if worn else 1
 
     @property
     def _generations_apart(self) -> int:

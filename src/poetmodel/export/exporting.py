@@ -365,7 +365,7 @@ def _sample_storage(
             f"replay: the storage of {device.name} forgets without power, and stored samples with "
             "it; commit to its flash too, where samples lie then"
         )
-    return replay_of(step, samples, GenerationLayout.on(device))
+    return replay_of(step, samples, GenerationLayout.for_device(device))
 
 
 def _migration_source(
@@ -543,7 +543,7 @@ def _check_storage(
         what = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
     if commit or not device.is_volatile:
-        blocks = f" in blocks of {GenerationLayout.on(device).erase_block_bytes:,} B"
+        blocks = f" in blocks of {GenerationLayout.for_device(device).erase_block_bytes:,} B"
     raise BudgetError(
         f"{'storage' if flash is None else 'flash'}: {what} {stored_bytes:,} B{blocks}, and device "
         f"{device.name} has {room:,} B; {advice}"

@@ -1,7 +1,7 @@
 """A linear model as arrays: families of variables, families of rows, and what is minimized.
 
-Formulations state it; `poetmodel.backends.layout.form_of` makes of it what solvers read, and
-`poetmodel.model.view` the Pyomo model that users extend.
+Formulations build it. `poetmodel.backends.layout.to_standard_form` converts it to the input of
+solvers, and `poetmodel.model.view` to the Pyomo model that users extend.
 """
 
 from __future__ import annotations

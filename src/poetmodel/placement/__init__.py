@@ -1,4 +1,4 @@
-"""From plans to addresses: an offset for all that is in RAM, in one block."""
+"""Assign an address to each tensor and workspace of a plan, as an offset in one arena."""
 
 from poetmodel.placement.placing import place
 

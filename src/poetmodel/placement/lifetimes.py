@@ -1,4 +1,4 @@
-"""Content of RAM under a plan, from one position of its program to another."""
+"""Lifetimes of the memory blocks of a plan, in positions of its program."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A stretch of the program during which a block has one height."""
+    """Range of positions of the program during which a block has one size."""
 
     begin: int
-    """The first position."""
+    """First position."""
     end: int
-    """One past the last."""
+    """Position after the last one."""
     bytes: int
-    """Its size, rounded up to the alignment [B]."""
+    """Size, rounded up to the alignment [B]."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Content at one offset: a workspace, or a copy and all that is made in its place."""
+    """Content at one offset: a workspace, or a copy and all copies made in place of it."""
 
     spans: list[Span] = field(default_factory=list)
-    """They may overlap where one copy is made in place of another."""
+    """Spans; they overlap if one copy is made in place of another."""
     contents: list[tuple[int, Content, int]] = field(default_factory=list)
-    """Positions, contents and indices with this offset."""
+    """(position, content, index) of everything at this offset."""
 
     @property
-    def is_throughout(self) -> bool:
-        """Whether it is there from before the program to its end: resident state."""
+    def is_resident(self) -> bool:
+        """Whether the block is in RAM during the whole program: resident state."""
         return self.contents[0][0] == BEFORE
 
 
 def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
-    """Return all that a valid plan places, in the order of its program."""
+    """Return all blocks of a valid plan, in program order."""
     blocks: list[Block] = []
     latest: dict[int | None, Block] = {}
-    """The block with the latest copy of each tensor."""
+    """Block that contains the latest copy of each tensor."""
     for copy in stays(graph, plan):
         block = latest.get(copy.in_place_of)
         if block is None:
@@ -62,18 +62,18 @@ def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
 
 
 def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
-    """Return the highest sum of what is in RAM at one position of a program of this length [B].
+    """Return a lower bound on the arena: the maximum RAM at one position of the program [B].
 
-    Where the spans of one block overlap, its higher one counts.
+    `length` is the number of instructions. If spans of a block overlap, the largest one counts.
     """
-    return max(levels(blocks, length), default=0)
+    return max(ram_by_position(blocks, length), default=0)
 
 
-def levels(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the sum of what is in RAM at each position [B]; the first is that before it begins."""
+def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
+    """Return the RAM at each position [B]; the first value is that before the program."""
     steps = [0] * (length + 2)
     for block in blocks:
-        for begin, end, size in apart(block.spans):
+        for begin, end, size in without_overlaps(block.spans):
             steps[begin + 1] += size
             steps[end + 1] -= size
     total, totals = 0, []
@@ -83,8 +83,8 @@ def levels(blocks: Iterable[Block], length: int) -> list[int]:
     return totals
 
 
-def apart(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of a block without overlaps: the higher one where there are two."""
+def without_overlaps(spans: Sequence[Span]) -> list[Span]:
+    """Split the spans of a block so that none overlap; the largest size counts at each position."""
     if len(spans) == 1:
         return list(spans)
     edges = sorted({position for begin, end, _ in spans for position in (begin, end)})

@@ -1,4 +1,4 @@
-"""`place`: offsets for all that a plan has in RAM, in one block as small as can be found."""
+"""`place`: assign offsets to all contents of RAM of a plan, in an arena as small as possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def place(
     time_limit: float = 10.0,
     seed: int = 0,
 ) -> Arena:
-    """Give every copy of every tensor in a plan, and every workspace, a fixed offset.
+    """Assign a fixed offset to each copy of each tensor in a plan, and to each workspace.
 
     Parameters
     ----------
@@ -39,19 +39,20 @@ def place(
     alignment : int
         Offsets are multiples of this power of two [B].
     time_limit : float
-        Wall time after which the best found is returned [s].
+        Wall time of the search; the best offsets found are returned [s].
     seed : int
-        Seed of the search: the same one gives the same offsets, unless the time was too short.
+        Seed of the search. Equal seeds return equal offsets unless the time limit stops the search.
 
     Returns
     -------
     Arena
-        Offsets, the size of the block, and its lower bound. It may exceed the budget of the plan.
+        Offsets, the size of the arena, and a lower bound on it. The size may exceed the budget of
+        the plan.
 
     Raises
     ------
     PlanError
-        If the plan is not valid, or the alignment no power of two.
+        If the plan is not valid, or the alignment is not a power of two.
     """
     check_alignment(alignment)
     check = check_plan(graph, None, plan, ram_budget_bytes=MAX_BYTES)
@@ -64,26 +65,35 @@ def place(
         bytes=size,
         lower_bound_bytes=bound,
         alignment=alignment,
-        offsets=tuple(sorted(Placed(*of, at) for block, at in placed for of in block.contents)),
+        offsets=tuple(
+            sorted(
+                Placed(*content, offset) for block, offset in placed for content in block.contents
+            )
+        ),
     )
 
 
 def place_blocks(
     blocks: Sequence[Block], length: int, *, time_limit: float, seed: int = 0
 ) -> tuple[list[int], int, int]:
-    """Return offsets of blocks, the size of what holds them, and a lower bound on it [B].
+    """Return offsets of blocks, the size of their arena, and a lower bound on it [B].
 
-    They live in a program of this length; `time_limit` and `seed` are as for `place`.
+    `length` is the number of instructions of the program; `time_limit` and `seed` are as for
+    `place`.
     """
     bound = lower_bound_bytes(blocks, length)
-    throughout = [k for k, block in enumerate(blocks) if block.is_throughout]
-    others = [k for k, block in enumerate(blocks) if not block.is_throughout]
-    # What is there throughout lies at the bottom: anywhere else it would only cut RAM in two.
-    sizes = (blocks[k].spans[0].bytes for k in throughout)
+    resident = [k for k, block in enumerate(blocks) if block.is_resident]
+    temporary = [k for k, block in enumerate(blocks) if not block.is_resident]
+    # Resident blocks are at the bottom: elsewhere they would only divide the free memory.
+    sizes = (blocks[k].spans[0].bytes for k in resident)
     *offsets, base = accumulate(sizes, initial=0)
     until_s = time.monotonic() + time_limit
-    moving = [blocks[k] for k in others]
-    packing = Packing.of(moving)
-    above = search(moving, packing, bound=bound - base, until_s=until_s, seed=seed)
-    offset_of = dict(zip((*throughout, *others), (*offsets, *(above + base).tolist()), strict=True))
-    return [offset_of[k] for k in range(len(blocks))], base + packing.top(above), bound
+    temporary_blocks = [blocks[k] for k in temporary]
+    packing = Packing.of(temporary_blocks)
+    temporary_offsets = search(
+        temporary_blocks, packing, bound=bound - base, until_s=until_s, seed=seed
+    )
+    offset_of = dict(
+        zip((*resident, *temporary), (*offsets, *(temporary_offsets + base).tolist()), strict=True)
+    )
+    return [offset_of[k] for k in range(len(blocks))], base + packing.top(temporary_offsets), bound

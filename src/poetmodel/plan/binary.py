@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
-from poetmodel.graph.catalogue import find_model
+from poetmodel.graph.catalogue import find_model_by_hash
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
 from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import check_identity
@@ -188,7 +188,7 @@ def stored_fingerprint(data: bytes) -> bytes:
 
 def _built_in_graph(plan: Plan) -> Graph:
     identity = plan.identity
-    found = None if identity is None else find_model(identity.name, identity.sha256)
+    found = None if identity is None else find_model_by_hash(identity.name, identity.sha256)
     if found is None:
         raise PlanError("the plan does not hold its graph: give the graph too, encode(plan, graph)")
     return found[0]

@@ -145,7 +145,7 @@ def _exceeded(
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
     """Return the bytes that page-outs and commits write [B]."""
     commit = None if machine.table is None else machine.table.commit
-    parts, committed = ((), 0) if commit is None else (commit.parts, commit.written_bytes)
+    parts, committed = ((), 0) if commit is None else (commit.replacements, commit.written_bytes)
     paged = machine.count[Op.PAGE_OUT].items()
     return committed + sum(sizes[i] * times for i, times in paged if i not in parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, part_of
+from poetmodel.device.ram import KIND_NAMES, kind_index
 from poetmodel.plan.listing import Words
 from poetmodel.plan.stays import ram_in_use, stays
 from poetmodel.schedule.instructions import Instruction, Op
@@ -228,12 +228,12 @@ def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
         for time_s, used in zip(clocks[position : position + 2], kinds, strict=True):
             if used != last:
                 yield _counter("RAM", time_s, {"bytes": sum(used)})
-                yield _counter("RAM by kind", time_s, dict(zip(PARTS, used, strict=True)))
+                yield _counter("RAM by kind", time_s, dict(zip(KIND_NAMES, used, strict=True)))
                 last = used
     end_s = max((moment.end_s for moment in check.moments), default=0.0)
     if last is not None:
         yield _counter("RAM", end_s, {"bytes": sum(last)})
-        yield _counter("RAM by kind", end_s, dict(zip(PARTS, last, strict=True)))
+        yield _counter("RAM by kind", end_s, dict(zip(KIND_NAMES, last, strict=True)))
     if plan.ram_budget_bytes is not None:
         for time_s in (0.0, end_s):
             yield _counter("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
@@ -241,13 +241,13 @@ def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
 
 def _by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return for each kind what it takes during and after each instruction [B]."""
-    of_part: list[list[Stay]] = [[] for _ in PARTS]
+    of_part: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None
-        of_part[part_of(graph, tensor)].append(stay)
+        of_part[kind_index(graph, tensor)].append(stay)
     return {
         part: ram_in_use(intervals, len(plan.program))
-        for part, intervals in zip(PARTS, of_part, strict=True)
+        for part, intervals in zip(KIND_NAMES, of_part, strict=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""From schedules to plans: Algorithm 2 made sound, and just-in-time transfers."""
+"""Convert schedules to plans: Algorithm 2 of POET made sound, and just-in-time transfers."""
 
 from poetmodel.planner.planning import checked_plan, make_plan, verify
 

@@ -1,6 +1,7 @@
-"""From a schedule to the plan that a device runs, and the verdict on both.
+"""Make the plan that a device executes from a schedule, and verify schedules and plans.
 
-What makes and checks plans is imported on use: to verify a schedule without one takes none of it.
+Modules that make and check plans are imported on use, so that verifying a schedule without a plan
+imports none of them.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from poetmodel.planner.timing import Timing
     from poetmodel.schedule.homes import Homes
 
-_HALVINGS: Final = 12
-"""How often the range is halved that has the least RAM of a plan."""
-_PASSES: Final = 4
-"""How often page-ins are moved back; moving one can make way for others."""
+_BISECTION_STEPS: Final = 12
+"""Number of bisection steps in the search for the minimum RAM of a plan."""
+_MAX_DELAY_PASSES: Final = 4
+"""Maximum number of passes that delay page-ins; delaying one page-in can allow a later start of
+another one."""
 
 
 def make_plan(
@@ -51,7 +53,7 @@ def make_plan(
     ram_budget_bytes: int | None = None,
     time_limit: float | None = None,
 ) -> Plan:
-    """Make the program of a schedule.
+    """Make the plan of a schedule: its program of computations, transfers, waits and frees.
 
     Parameters
     ----------
@@ -64,19 +66,19 @@ def make_plan(
     mode : {'blocking', 'dma'}
         How the device's storage moves tensors.
     ram_budget_bytes : int, optional
-        RAM that ``dma`` plans may use, without resident bytes [B]. Default: the peak of the
-        schedule; less than that is not possible.
+        RAM budget of ``dma`` plans, without resident bytes [B]. Default, and minimum: the peak of
+        the schedule.
     time_limit : float, optional
-        Wall time after which ``dma`` plans are no longer improved: transfers begin at their use
-        where there is no time for more [s].
+        Wall time after which ``dma`` plans are no longer improved [s]. Without any improvement,
+        each page-in begins right before its use.
 
     Returns
     -------
     Plan
-        ``blocking``: with the energy, the peak and the serial time of the schedule. ``dma``: with
-        its computations and page-ins, and the page-outs that some page-in reads or that replace
-        state; transfers run beside computations and page-ins, first reads of state among them,
-        start as late as they can without a stall.
+        A ``blocking`` plan has the energy, the peak and the serial time of the schedule. A ``dma``
+        plan has the computations and page-ins of the schedule, and only those page-outs that a
+        page-in reads or that write back state. Its transfers overlap computations. Page-ins,
+        including first reads of state, start as late as possible without a stall.
 
     Raises
     ------
@@ -88,11 +90,13 @@ def make_plan(
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
         raise PlanError(simulation.violations)
-    peak_bytes, wanted = simulation.peak_ram_bytes, StorageMode(mode)
-    return _plan_of(graph, costs, schedule, wanted, ram_budget_bytes, peak_bytes, time_limit)
+    peak_bytes, storage_mode = simulation.peak_ram_bytes, StorageMode(mode)
+    return _make_valid_plan(
+        graph, costs, schedule, storage_mode, ram_budget_bytes, peak_bytes, time_limit
+    )
 
 
-def _plan_of(
+def _make_valid_plan(
     graph: Graph,
     costs: Costs,
     schedule: Schedule,
@@ -101,7 +105,7 @@ def _plan_of(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the program of a schedule that is valid and has this peak [B]."""
+    """Make the plan of a schedule that is valid and has the peak `peak_bytes` [B]."""
     from poetmodel.plan import Plan
 
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -120,37 +124,41 @@ def _plan_of(
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:
         return replace(plan, program=compiled(homes, schedule).program)
-    program = _overlapping(homes, costs.table(graph), schedule, budget, limit_s)
+    program = _dma_program(homes, costs.table(graph), schedule, budget, limit_s)
     return replace(plan, program=program)
 
 
-def _overlapping(
+def _dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
-    """Return the program of a schedule for a device with DMA; in time, or as good as it got."""
+    """Return the best program for a device with DMA that is found within `limit_s` [s]."""
     from poetmodel.plan.derivation import with_waits_and_frees
-    from poetmodel.planner.sequence import moves_of, start_at_use
+    from poetmodel.planner.sequence import computations_and_transfers, page_in_at_use
     from poetmodel.planner.timing import Timing
 
-    moves = moves_of(homes, schedule)
-    best = Timing(homes, table, start_at_use(homes, moves), budget)
-    improved = _improved(homes, table, moves, budget, best)
+    moves = computations_and_transfers(homes, schedule)
+    best = Timing(homes, table, page_in_at_use(homes, moves), budget)
+    improved_timings = _improved_timings(homes, table, moves, budget, best)
     try:
         with nullcontext() if limit_s is None else limited(limit_s):
-            for candidate in improved:
+            for candidate in improved_timings:
                 best = candidate
     except TimeLimitError:
-        if limit_s is None:  # of a limit around
+        if limit_s is None:  # an outer time limit has expired
             raise
     return with_waits_and_frees(homes, best.steps, StorageMode.DMA)
 
 
-def _improved(
+def _improved_timings(
     homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
 ) -> Iterator[Timing]:
-    """Yield ever better programs of a schedule, beginning from one."""
+    """Yield programs, each better than the one before, starting from `best`.
+
+    First a search chooses the transfers' intervals. Then passes delay page-ins as long as the
+    makespan stays the same.
+    """
     from poetmodel.planner.search import best_transfers
-    from poetmodel.planner.timing import Timing, just_in_time
+    from poetmodel.planner.timing import Timing, delay_page_ins
     from poetmodel.planner.windows import TransferWindows
 
     windows = TransferWindows(homes, table, moves, budget)
@@ -159,9 +167,9 @@ def _improved(
     if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best.makespan_s:
         best = candidate
         yield best
-    for _ in range(_PASSES):
-        later = just_in_time(best)
-        if later == best.given:
+    for _ in range(_MAX_DELAY_PASSES):
+        later = delay_page_ins(best)
+        if later == best.given_steps:
             break
         timing = Timing(homes, table, later, budget)
         if not within(timing.makespan_s, best.makespan_s):
@@ -178,25 +186,25 @@ def checked_plan(
     mode: StorageMode,
     ram_budget_bytes: int,
 ) -> tuple[Plan, PlanCheck]:
-    """Return the plan of a verified schedule, and the figures that an independent check measures.
+    """Make the plan of a verified schedule, and check it independently; return plan and check.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
     costs : Costs
-        The costs of its nodes and transfers.
+        Costs of the graph's nodes and transfers.
     schedule : Schedule
         A schedule that meets the budget.
     mode : StorageMode
-        Whether computing waits for transfers.
+        Whether the core waits during transfers.
     ram_budget_bytes : int
-        The RAM that the plan may take [B].
+        RAM budget of the plan [B].
 
     Raises
     ------
     VerificationError
-        If the plan breaks a rule: a fault of ours.
+        If the plan is invalid, which is a bug of this package.
     """
     from poetmodel.plan import check_plan
 
@@ -224,22 +232,22 @@ def verify(
     schedule : Schedule
         The relations.
     stated : mapping of str to number, optional
-        Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
-        with the simulator's. A makespan may be that of a slower plan than the default one, such as
-        one whose addresses fit, and is then the time that counts; none is slower than a plan
-        without any overlap. So may the RAM of a plan, where that is minimized, within the budget.
+        Metrics stated in a file, such as ``energy_j`` and ``peak_ram_bytes``. Each is compared with
+        the simulator's. The makespan may be that of a slower plan than the default one, such as one
+        whose addresses fit. It then counts as the time, up to the time without any overlap. If RAM
+        is minimized, the RAM of a plan may likewise be larger, up to the budget.
     plan : Plan, optional
-        The plan to verify, where the time of the problem is a makespan. Default: the one that
+        The plan to verify if the time of the problem is a makespan. Default: the plan that
         `make_plan` makes for DMA and the budget of the problem.
     planning_s : float, optional
-        Wall time for making and checking a plan [s]; where it does not suffice, transfers and
-        computing take turns: that is a plan, too, and takes all times together. Default: no limit.
+        Wall time for making and checking a plan [s]. If it does not suffice, the time is that of a
+        plan without overlap: the sum of all computations and transfers. Default: no limit.
 
     Returns
     -------
     Verdict
-        Figures and every violation. With a plan ``makespan_s`` and the time that counts are what
-        `check_plan` measured on it, and its violations are listed too.
+        Metrics and all violations. For a makespan, ``makespan_s`` and the time that counts are
+        those that `check_plan` measured on the plan, and the plan's violations are listed, too.
 
     Raises
     ------
@@ -253,68 +261,74 @@ def verify(
     graph, costs = problem.graph, problem.costs
     faults: list[str] = []
 
-    def checked(peak_bytes: int, budget: int) -> PlanCheck:
-        within_bytes = budget if peak_bytes <= budget else None
-        wanted = plan or _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
-        return check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
+    def check_within(peak_bytes: int, budget: int) -> PlanCheck:
+        plan_budget_bytes = budget if peak_bytes <= budget else None
+        candidate = plan or _make_valid_plan(
+            graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
+        )
+        return check_plan(graph, costs, candidate, aux_bytes=problem.aux_limit_bytes)
 
-    def planned(simulation: Simulation) -> PlannedFigures:
+    def plan_metrics(simulation: Simulation) -> PlannedFigures:
         blocking = PlannedFigures(simulation.makespan_s)
-        if simulation.violations:  # no program can execute it
+        if simulation.violations:  # no program can execute the schedule
             return blocking
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
         try:
             with nullcontext() if planning_s is None else limited(planning_s):
                 check_time_limit()
                 if plan is None and problem.minimize == Quantity.RAM:
-                    ram_bytes = _least_ram_bytes(
-                        problem, schedule, simulation, partial(checked, peak_bytes)
+                    ram_bytes = _min_ram_bytes(
+                        problem, schedule, simulation, partial(check_within, peak_bytes)
                     )
-                check = checked(peak_bytes, ram_bytes or problem.usable_ram_bytes)
+                check = check_within(peak_bytes, ram_bytes or problem.usable_ram_bytes)
         except TimeLimitError:
-            if planning_s is None:  # of a limit around
+            if planning_s is None:  # an outer time limit has expired
                 raise
             return blocking
         faults.extend(f"plan: {violation}" for violation in check.violations)
         if plan is not None:
-            taken = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
-            return PlannedFigures(check.makespan_s, taken)
+            plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
+            return PlannedFigures(check.makespan_s, plan_peak_bytes)
         figures = PlannedFigures(check.makespan_s, ram_bytes)
-        most = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
-        return _as_stated(figures, stated or {}, most)
+        max_figures = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
+        return _raise_to_stated(figures, stated or {}, max_figures)
 
-    verdict = check_schedule(problem, schedule, stated=stated, makespan_s=planned)
+    verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
     return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
 
 
-def _as_stated(
-    figures: PlannedFigures, stated: Mapping[str, float | None], most: PlannedFigures
+def _raise_to_stated(
+    figures: PlannedFigures, stated: Mapping[str, float | None], max_figures: PlannedFigures
 ) -> PlannedFigures:
-    """Return the figures that a file states of another plan, where they are larger, up to most."""
+    """Return makespan and RAM, raised to the values stated in a file, up to `max_figures`.
+
+    A file may state these values of another, slower plan.
+    """
     makespan_s, ram_bytes = figures
-    claimed_s, claimed_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
-    if claimed_s is not None and makespan_s is not None:
-        makespan_s = max(makespan_s, min(claimed_s, most.makespan_s or 0.0))
-    if claimed_bytes is not None and ram_bytes is not None:
-        ram_bytes = max(ram_bytes, min(int(claimed_bytes), most.ram_bytes or 0))
+    stated_s, stated_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
+    if stated_s is not None and makespan_s is not None:
+        makespan_s = max(makespan_s, min(stated_s, max_figures.makespan_s or 0.0))
+    if stated_bytes is not None and ram_bytes is not None:
+        ram_bytes = max(ram_bytes, min(int(stated_bytes), max_figures.ram_bytes or 0))
     return PlannedFigures(makespan_s, ram_bytes)
 
 
-def _least_ram_bytes(
+def _min_ram_bytes(
     problem: Problem,
     schedule: Schedule,
     simulation: Simulation,
-    checked: Callable[[int], PlanCheck],
+    check_within: Callable[[int], PlanCheck],
 ) -> int:
-    """Return about the least RAM in which the plan of a schedule keeps all limits [B].
+    """Bisect for the smallest RAM budget whose plan meets all limits [B], approximately.
 
-    That is its peak, or more where page-ins have to begin early; `checked` makes the plan in so
-    much. All that there is where none keeps them.
+    The result is at least the peak of the schedule; it is larger if page-ins must begin early.
+    `check_within` makes and checks the plan within a budget [B]. Returns the usable RAM if no plan
+    meets the limits.
     """
 
-    def kept(ram_bytes: int) -> int | None:
-        """Return the peak of the plan in so much RAM; None if it breaks a limit [B]."""
-        check = checked(ram_bytes)
+    def peak_if_valid(ram_bytes: int) -> int | None:
+        """Return the peak of the plan within a budget [B]; None if it violates a limit."""
+        check = check_within(ram_bytes)
         timed = timed_anew(
             simulation,
             problem.graph,
@@ -323,21 +337,23 @@ def _least_ram_bytes(
             deadline_counts=problem.deadline_counts,
             makespan_s=check.makespan_s,
         )
-        broken = check.violations or broken_limits(problem, timed)
-        return None if broken else check.peak_ram_bytes
+        violations = check.violations or broken_limits(problem, timed)
+        return None if violations else check.peak_ram_bytes
 
-    low, most = simulation.peak_ram_bytes, problem.usable_ram_bytes
-    if low >= most or kept(low) is not None:
+    low, usable_bytes = simulation.peak_ram_bytes, problem.usable_ram_bytes
+    if low >= usable_bytes or peak_if_valid(low) is not None:
         return low
-    taken, high = kept(most), most
-    if taken is None:
-        return most
-    for _ in range(_HALVINGS):
-        middle = (low + min(high, taken)) // 2
+    peak_bytes, high = peak_if_valid(usable_bytes), usable_bytes
+    if peak_bytes is None:
+        return usable_bytes
+    for _ in range(_BISECTION_STEPS):
+        middle = (low + min(high, peak_bytes)) // 2
         if middle <= low:
             break
-        less = kept(middle)
-        low, high, taken = (middle, high, taken) if less is None else (low, middle, less)
-    if taken < high and kept(taken) is not None:  # the same plan, but for a rare worse one
-        return taken
+        smaller_peak = peak_if_valid(middle)
+        low, high, peak_bytes = (
+            (middle, high, peak_bytes) if smaller_peak is None else (low, middle, smaller_peak)
+        )
+    if peak_bytes < high and peak_if_valid(peak_bytes) is not None:  # nearly always the same plan
+        return peak_bytes
     return high

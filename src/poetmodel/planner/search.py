@@ -1,4 +1,8 @@
-"""Search for the places of transfers with the least makespan: labels and a beam, gap by gap."""
+"""Search for the order and start of transfers with the smallest makespan, by labels and a beam.
+
+The search proceeds interval by interval. Interval `g` is the time between computations `g - 1` and
+`g`, in which transfers may begin.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
-    """How much of all choices the search looks at; every number is 1 or more."""
+    """Effort of the search; each number is at least 1."""
 
     rounds: tuple[tuple[int, int], ...] = (
         *((3, 1), (12, 1), (32, 1)),
         *((24, 2), (64, 4), (256, 4), (1024, 4)),
     )
-    """Round by round: labels kept per gap, and transfers of a kind that may begin next."""
+    """For each round the beam width (labels per interval), and the number of transfers of each kind
+    that are tried next."""
     labels: int = 6_000
-    """Labels that all rounds after the first may make together, about."""
+    """Approximate maximum number of labels created by all rounds after the first."""
     continuations: int = 6
-    """Continuations of one label in one gap, for each transfer that may begin next."""
+    """Maximum continuations of one label in one interval, per transfer that is tried next."""
     candidates: int = 8
-    """Page-ins that are tried for room in one gap."""
+    """Maximum page-ins per interval that are checked for free RAM."""
     lookahead: int = 24
-    """Transfers that an estimate takes one by one."""
+    """Number of next transfers that an estimate simulates one by one."""
 
     def __post_init__(self) -> None:
         numbers = (self.labels, self.continuations, self.candidates, self.lookahead)
@@ -46,301 +51,340 @@ DEFAULT_PARAMETERS: Final = SearchParameters()
 
 
 class _Trail(NamedTuple):
-    """Transfers begun, the last first."""
+    """Linked list of the transfers that a label has begun, latest first."""
 
-    before: _Trail | None
-    gap: int
+    previous: _Trail | None
+    interval: int
     number: int
     transfer: Instruction
 
 
 class _Label(NamedTuple):
-    """History up to a gap; the first four fields are its rank among equal estimates."""
+    """State of a partial program at an interval; the first four fields break ties."""
 
     core: float
-    """When the core comes to the gap [s]."""
+    """Time at which the core reaches the interval [s]."""
     bus: float
-    """When the bus is free [s]."""
+    """Time at which the bus becomes idle [s]."""
     ins: int
-    """Page-ins begun, one bit each."""
+    """Bit mask of the page-ins that have begun."""
     outs: int
-    """Page-outs begun, one bit each."""
+    """Bit mask of the page-outs that have begun."""
     arriving: tuple[tuple[int, float], ...]
-    """Page-ins begun whose reader is still to come, with their ends, by number."""
+    """(index, end) of each page-in that has begun and whose reader has not run, sorted by index."""
     leaving: tuple[tuple[int, float], ...]
-    """Page-outs not waited for, with their ends, in bus order."""
+    """(index, end) of each page-out that no computation has waited for, in bus order."""
     trail: _Trail | None
-    """Transfers begun."""
-    begun: float
-    """Bus time of the transfers begun [s]."""
+    """Transfers that have begun, latest first."""
+    begun_s: float
+    """Bus time of the transfers that have begun [s]."""
 
 
 class BestTransfers(NamedTuple):
-    """The transfers with the least makespan that a search found."""
+    """Transfers with the smallest makespan that a search found."""
 
     makespan_s: float
-    """When core and bus are done [s]."""
+    """Time at which core and bus finish [s]."""
     transfers: tuple[tuple[int, Instruction], ...]
-    """Transfers with their gaps, in bus order."""
-    complete: bool
-    """Whether no label was left out."""
+    """(interval, transfer) pairs in bus order."""
+    is_exhaustive: bool
+    """Whether the search skipped no label, so that the makespan is optimal."""
 
 
 def best_transfers(
     windows: TransferWindows, parameters: SearchParameters = DEFAULT_PARAMETERS
 ) -> BestTransfers:
-    """Choose where transfers begin; in small cases nearly always with the least makespan.
+    """Choose the interval in which each transfer begins, so that the makespan is small.
 
-    A label is a choice of transfers up to a gap. From gap to gap every label is continued in every
-    way that can pay: a transfer begins only if the bus would otherwise idle before the next gap,
-    since beginning later costs nothing else. A label that is dominated (the same transfers have
-    begun, and another label is behind in nothing) is dropped; of the rest, the first few by the
-    least estimate stay. If that left any out, the next round keeps more, as long as the number of
-    labels is likely to suffice.
+    In small cases the makespan is nearly always minimal. A label is a choice of transfers up to an
+    interval. From interval to interval, each label is extended by all choices that can help: a
+    transfer begins only if the bus would otherwise idle before the next interval, because a later
+    begin costs nothing else. A label is discarded if it is dominated: the same page-ins have begun
+    in another label, which is not behind in any respect. Of the remaining labels, those with the
+    smallest estimates are retained, up to the beam width. If any label was discarded by the width,
+    the next round uses a larger width, as long as the number of labels is likely to suffice.
     """
     search = _BeamSearch(windows, parameters)
     bound = max(windows.rest_s[0], search.estimates.before_s[-1]) * (1 + RELATIVE_TOLERANCE)
-    left = parameters.labels
-    (width, choices), *wider = parameters.rounds
+    labels_left = parameters.labels
+    (width, choices), *wider_rounds = parameters.rounds
     best = search.run(width, choices)
-    spent = search.extensions / width
-    for width, choices in wider:
-        if best.complete or best.makespan_s <= bound:
+    labels_per_width = search.extensions / width
+    for width, choices in wider_rounds:
+        if best.is_exhaustive or best.makespan_s <= bound:
             break
-        if spent * width > left:
+        if labels_per_width * width > labels_left:
             continue
         timing = search.run(width, choices)
-        left -= search.extensions
-        spent = search.extensions / width
-        if timing.complete or timing.makespan_s < best.makespan_s:
+        labels_left -= search.extensions
+        labels_per_width = search.extensions / width
+        if timing.is_exhaustive or timing.makespan_s < best.makespan_s:
             best = timing
     return best
 
 
 class _BeamSearch:
-    """The rounds of one search."""
+    """All rounds of one search; `extensions` counts the labels of the current round."""
 
     def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
         self.windows, self.parameters = windows, parameters
-        gaps = len(windows.nodes) + 1
-        self.due_in = _open_bits(gaps, ((x.last, x.last) for x in windows.page_ins))
-        self.open_in = _open_bits(gaps, ((x.first, x.last) for x in windows.page_ins))
-        self.due_out = _open_bits(gaps, ((x.last, x.last) for x in windows.page_outs))
-        self.open_out = _open_bits(gaps, ((x.first, gaps - 1) for x in windows.page_outs))
-        self.held = _open_bits(gaps, ((x.held_from, gaps - 1) for x in windows.page_outs))
+        n_intervals = len(windows.nodes) + 1
+        self.due_page_ins = _window_masks(n_intervals, ((x.last, x.last) for x in windows.page_ins))
+        self.open_page_ins = _window_masks(
+            n_intervals, ((x.first, x.last) for x in windows.page_ins)
+        )
+        self.due_page_outs = _window_masks(
+            n_intervals, ((x.last, x.last) for x in windows.page_outs)
+        )
+        self.open_page_outs = _window_masks(
+            n_intervals, ((x.first, n_intervals - 1) for x in windows.page_outs)
+        )
+        self.held_by_page_outs = _window_masks(
+            n_intervals, ((x.held_from, n_intervals - 1) for x in windows.page_outs)
+        )
         self.estimates = _Estimates(windows, parameters.lookahead)
         self.extensions = 0
         self.choices = 1
-        self.complete = True
+        self.is_exhaustive = True
 
     def run(self, width: int, choices: int) -> BestTransfers:
-        """Go through all gaps with so many labels, and transfers to begin next."""
+        """Search all intervals with a beam width and a maximum number of transfers to try next."""
         self.extensions = 0
         self.choices = choices
-        self.complete = True
-        labels = [_Label(0.0, 0.0, 0, 0, arriving=(), leaving=(), trail=None, begun=0.0)]
-        for gap in range(len(self.windows.nodes)):
+        self.is_exhaustive = True
+        labels = [_Label(0.0, 0.0, 0, 0, arriving=(), leaving=(), trail=None, begun_s=0.0)]
+        for interval in range(len(self.windows.nodes)):
             check_time_limit()
-            reached: dict[int, list[_Label]] = {}
+            labels_by_page_ins: dict[int, list[_Label]] = {}
             for label in labels:
-                for after in self._continued(label, gap):
+                for extended in self._extensions(label, interval):
                     self.extensions += 1
-                    _keep(reached.setdefault(after.ins, []), after)
-            labels = [label for group in reached.values() for label in group]
+                    _add_undominated(labels_by_page_ins.setdefault(extended.ins, []), extended)
+            labels = [label for group in labels_by_page_ins.values() for label in group]
             if len(labels) > width:
-                self.complete = False
+                self.is_exhaustive = False
                 ranked = [
-                    (self.estimates.end_s(label, gap + 1), -label.begun, label[:4])
+                    (self.estimates.end_s(label, interval + 1), -label.begun_s, label[:4])
                     for label in labels
                 ]
                 order = sorted(range(len(labels)), key=ranked.__getitem__)
                 labels = [labels[x] for x in order[:width]]
-        labels = [self._due(label, len(self.windows.nodes)) for label in labels]  # write-backs
+        labels = [
+            self._begin_due(label, len(self.windows.nodes)) for label in labels
+        ]  # write-backs
         best = min(labels, key=lambda label: (max(label.core, label.bus), label[:4]))
         makespan_s = max(best.core, best.bus)
-        return BestTransfers(makespan_s, tuple(_path(best.trail))[::-1], self.complete)
+        return BestTransfers(makespan_s, tuple(_latest_first(best.trail))[::-1], self.is_exhaustive)
 
     # -- one gap -----------------------------------------------------------------------------
 
-    def _continued(self, label: _Label, gap: int) -> Iterator[_Label]:
-        """Yield labels of the next gap: every choice of transfers here, then the computation."""
-        if label.leaving and label.leaving[0][1] <= label.core:  # the first ones are done by now
+    def _extensions(self, label: _Label, interval: int) -> Iterator[_Label]:
+        """Yield labels of the next interval: each choice of transfers, then the computation."""
+        if label.leaving and label.leaving[0][1] <= label.core:  # some have finished
             label = label._replace(leaving=tuple(x for x in label.leaving if x[1] > label.core))
-        stack = [self._due(label, gap)]
-        seen = set()
+        stack = [self._begin_due(label, interval)]
+        ranks = set()
         count = 0
         while stack:
             if count == self.parameters.continuations * self.choices:
-                self.complete = False
+                self.is_exhaustive = False
                 return
             count += 1
             label = stack.pop()
-            after = self._computed(label, gap)
-            yield after
-            if label.bus >= after.core:
+            computed = self._compute(label, interval)
+            yield computed
+            if label.bus >= computed.core:
                 continue
-            for choice in reversed(list(self._choices(label, gap))):
-                mark = choice[:4]
-                if mark not in seen:
-                    seen.add(mark)
+            for choice in reversed(list(self._next_transfers(label, interval))):
+                rank = choice[:4]
+                if rank not in ranks:
+                    ranks.add(rank)
                     stack.append(choice)
 
-    def _due(self, label: _Label, gap: int) -> _Label:
-        """Begin what cannot begin later."""
-        for x in _bits(self.due_out[gap] & ~label.outs):
-            label = self._page_out(label, x, gap)
-        due = self.due_in[gap] & ~label.ins
-        if due:
-            for e in _bits(due):
-                label = self._stored(label, e, gap)
-            label = self._with_room(label, gap, 0)
-            for e in _bits(due):
-                label = self._page_in(label, e, gap)
+    def _begin_due(self, label: _Label, interval: int) -> _Label:
+        """Begin the transfers whose last interval this is; return the new label."""
+        for page_out in _set_bits(self.due_page_outs[interval] & ~label.outs):
+            label = self._page_out(label, page_out, interval)
+        due_mask = self.due_page_ins[interval] & ~label.ins
+        if due_mask:
+            for page_in in _set_bits(due_mask):
+                label = self._store_source(label, page_in, interval)
+            label = self._wait_for_room(label, interval, 0)
+            for page_in in _set_bits(due_mask):
+                label = self._page_in(label, page_in, interval)
         return label
 
-    def _choices(self, label: _Label, gap: int) -> Iterator[_Label]:
-        """Yield what else can begin next; of neighbours of one kind, the one due first leads."""
-        after_in = after_out = -1
-        if label.trail is not None and label.trail.gap == gap:
+    def _next_transfers(self, label: _Label, interval: int) -> Iterator[_Label]:
+        """Yield the labels after one more transfer: page-ins first, each kind by due interval.
+
+        Consecutive transfers of one kind begin in index order, to avoid permutations.
+        """
+        last_page_in = last_page_out = -1
+        if label.trail is not None and label.trail.interval == interval:
             if label.trail.transfer.op == Op.PAGE_IN:
-                after_in = label.trail.number
+                last_page_in = label.trail.number
             else:
-                after_out = label.trail.number
-        for e in self._few(e for e in self._readable(label, gap) if e > after_in):
-            room = self._with_room(label, gap, self.windows.page_ins[e].bytes)
-            yield self._page_in(room, e, gap)
-        for x in self._few(x for x in _bits(self.open_out[gap] & ~label.outs) if x > after_out):
-            yield self._page_out(label, x, gap)
+                last_page_out = label.trail.number
+        for page_in in self._first_choices(
+            page_in
+            for page_in in self._possible_page_ins(label, interval)
+            if page_in > last_page_in
+        ):
+            with_room = self._wait_for_room(label, interval, self.windows.page_ins[page_in].bytes)
+            yield self._page_in(with_room, page_in, interval)
+        for page_out in self._first_choices(
+            page_out
+            for page_out in _set_bits(self.open_page_outs[interval] & ~label.outs)
+            if page_out > last_page_out
+        ):
+            yield self._page_out(label, page_out, interval)
 
-    def _readable(self, label: _Label, gap: int) -> Iterator[int]:
-        """Yield page-ins that can begin, the ones due first in front."""
-        for tried, e in enumerate(_bits(self.open_in[gap] & ~label.ins)):
+    def _possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
+        """Yield page-ins that can begin now, sorted by due interval.
+
+        The tensor must be on storage, or its page-out must have begun, and RAM must suffice.
+        """
+        for tried, page_in in enumerate(_set_bits(self.open_page_ins[interval] & ~label.ins)):
             if tried == self.parameters.candidates:
-                self.complete = False
+                self.is_exhaustive = False
                 return
-            source = self.windows.page_ins[e].source
-            if (source is None or label.outs >> source & 1) and self._fits(label, e, gap):
-                yield e
+            source = self.windows.page_ins[page_in].source
+            if (source is None or label.outs >> source & 1) and self._page_in_fits(
+                label, page_in, interval
+            ):
+                yield page_in
 
-    def _few(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Yield the first few, and note whether that leaves any out."""
+    def _first_choices(self, numbers: Iterator[int]) -> Iterator[int]:
+        """Yield the first `choices` numbers; clear `is_exhaustive` if there are more."""
         for tried, number in enumerate(numbers):
             if tried == self.choices:
-                self.complete = False
+                self.is_exhaustive = False
                 return
             yield number
 
-    def _computed(self, label: _Label, gap: int) -> _Label:
-        """Wait for what the computation after a gap needs, and execute it."""
+    def _compute(self, label: _Label, interval: int) -> _Label:
+        """Wait for the transfers that the computation after an interval needs, and execute it."""
         page_ins = self.windows.page_ins
         core, arriving, leaving = label.core, label.arriving, label.leaving
-        if arriving and page_ins[arriving[0][0]].last <= gap:
-            core = max([core, *(done for e, done in arriving if page_ins[e].last <= gap)])
-            arriving = tuple(entry for entry in arriving if page_ins[entry[0]].last > gap)
-        recomputed = self.due_out[gap]
+        if arriving and page_ins[arriving[0][0]].last <= interval:
+            core = max(
+                [core, *(end for page_in, end in arriving if page_ins[page_in].last <= interval)]
+            )
+            arriving = tuple(entry for entry in arriving if page_ins[entry[0]].last > interval)
+        recomputed = self.due_page_outs[interval]
         if recomputed and leaving:
-            core = max([core, *(done for x, done in leaving if recomputed >> x & 1)])
+            core = max([core, *(end for page_out, end in leaving if recomputed >> page_out & 1)])
             leaving = tuple(entry for entry in leaving if not recomputed >> entry[0] & 1)
         label = label._replace(core=core, arriving=arriving, leaving=leaving)
-        label = self._with_room(label, gap, 0)
-        return label._replace(core=label.core + self.windows.compute_s[gap])
+        label = self._wait_for_room(label, interval, 0)
+        return label._replace(core=label.core + self.windows.compute_s[interval])
 
     # -- one transfer ------------------------------------------------------------------------
 
-    def _stored(self, label: _Label, e: int, gap: int) -> _Label:
-        """Page out what a page-in reads, and wait for that."""
-        source = self.windows.page_ins[e].source
+    def _store_source(self, label: _Label, page_in: int, interval: int) -> _Label:
+        """Page out the tensor that a page-in reads, if necessary, and wait for the page-out."""
+        source = self.windows.page_ins[page_in].source
         if source is None:
             return label
         if not label.outs >> source & 1:
-            label = self._page_out(label, source, gap)
-        # A tensor has one transfer at a time: its page-out ends before its page-in begins.
-        for x, done in label.leaving:
-            if x == source:
-                leaving = tuple(entry for entry in label.leaving if entry[0] != x)
-                return label._replace(core=max(label.core, done), leaving=leaving)
+            label = self._page_out(label, source, interval)
+        # A tensor has at most one transfer at a time: its page-out ends before its page-in begins.
+        for page_out, end in label.leaving:
+            if page_out == source:
+                leaving = tuple(entry for entry in label.leaving if entry[0] != page_out)
+                return label._replace(core=max(label.core, end), leaving=leaving)
         return label
 
-    def _page_in(self, label: _Label, e: int, gap: int) -> _Label:
-        label = self._stored(label, e, gap)
-        into = self.windows.page_ins[e]
-        done = max(label.core, label.bus) + into.time_s
+    def _page_in(self, label: _Label, index: int, interval: int) -> _Label:
+        label = self._store_source(label, index, interval)
+        page_in = self.windows.page_ins[index]
+        end = max(label.core, label.bus) + page_in.time_s
         return label._replace(
-            bus=done,
-            ins=label.ins | 1 << e,
-            arriving=tuple(sorted((*label.arriving, (e, done)))),
-            trail=_Trail(label.trail, gap, e, Instruction(Op.PAGE_IN, into.tensor)),
-            begun=label.begun + into.time_s,
+            bus=end,
+            ins=label.ins | 1 << index,
+            arriving=tuple(sorted((*label.arriving, (index, end)))),
+            trail=_Trail(label.trail, interval, index, Instruction(Op.PAGE_IN, page_in.tensor)),
+            begun_s=label.begun_s + page_in.time_s,
         )
 
-    def _page_out(self, label: _Label, x: int, gap: int) -> _Label:
-        out = self.windows.page_outs[x]
-        done = max(label.core, label.bus) + out.time_s
+    def _page_out(self, label: _Label, index: int, interval: int) -> _Label:
+        page_out = self.windows.page_outs[index]
+        end = max(label.core, label.bus) + page_out.time_s
         return label._replace(
-            bus=done,
-            outs=label.outs | 1 << x,
-            leaving=(*label.leaving, (x, done)),
-            trail=_Trail(label.trail, gap, x, Instruction(Op.PAGE_OUT, out.tensor)),
-            begun=label.begun + out.time_s,
+            bus=end,
+            outs=label.outs | 1 << index,
+            leaving=(*label.leaving, (index, end)),
+            trail=_Trail(label.trail, interval, index, Instruction(Op.PAGE_OUT, page_out.tensor)),
+            begun_s=label.begun_s + page_out.time_s,
         )
 
     # -- RAM ---------------------------------------------------------------------------------
 
-    def _fits(self, label: _Label, e: int, gap: int) -> bool:
-        """Whether a page-in fits beside the others begun, up to its use."""
+    def _page_in_fits(self, label: _Label, index: int, interval: int) -> bool:
+        """Return whether a page-in that begins now fits in RAM until its use.
+
+        RAM must also hold all page-ins that have begun and whose reader has not run.
+        """
         if not label.arriving:
-            return True  # its window says so
-        windows, into = self.windows, self.windows.page_ins[e]
-        room = windows.budget_bytes - into.bytes
-        others = [windows.page_ins[f] for f, _ in label.arriving if windows.page_ins[f].last > gap]
-        held = sum(other.bytes for other in others)
-        position = gap
-        for other in others:
-            end = min(other.last, into.last)
-            if position < end and max(windows.need_bytes[position:end]) + held > room:
+            return True  # the window of the page-in ensures that it fits alone
+        windows, page_in = self.windows, self.windows.page_ins[index]
+        free_bytes = windows.budget_bytes - page_in.bytes
+        pending = [
+            windows.page_ins[pending_index]
+            for pending_index, _ in label.arriving
+            if windows.page_ins[pending_index].last > interval
+        ]
+        pending_bytes = sum(earlier.bytes for earlier in pending)
+        position = interval
+        for earlier in pending:
+            end = min(earlier.last, page_in.last)
+            if (
+                position < end
+                and max(windows.need_bytes[position:end]) + pending_bytes > free_bytes
+            ):
                 return False
-            held -= other.bytes
+            pending_bytes -= earlier.bytes
             position = max(position, end)
         return True
 
-    def _with_room(self, label: _Label, gap: int, size_bytes: int) -> _Label:
-        """Wait for page-outs until the computation after a gap fits, beside so many bytes."""
+    def _wait_for_room(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
+        """Wait for page-outs until the next computation and `extra_bytes` fit in RAM."""
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
-        excess = self.windows.need_bytes[gap] + size_bytes - self.windows.budget_bytes
-        for e, _ in label.arriving:
-            if page_ins[e].last > gap:
-                excess += page_ins[e].bytes
-        held = self.held[gap]
-        for x, _ in label.leaving:
-            if held >> x & 1:
-                excess += page_outs[x].held_bytes(gap)
-        for x in _bits(held & ~label.outs):
-            excess += page_outs[x].held_bytes(gap)
-        return label if excess <= 0 else self._released(label, gap, excess)
+        excess = self.windows.need_bytes[interval] + extra_bytes - self.windows.budget_bytes
+        for page_in, _ in label.arriving:
+            if page_ins[page_in].last > interval:
+                excess += page_ins[page_in].bytes
+        held_by_page_outs = self.held_by_page_outs[interval]
+        for page_out, _ in label.leaving:
+            if held_by_page_outs >> page_out & 1:
+                excess += page_outs[page_out].held_bytes(interval)
+        for page_out in _set_bits(held_by_page_outs & ~label.outs):
+            excess += page_outs[page_out].held_bytes(interval)
+        return label if excess <= 0 else self._free_bytes(label, interval, excess)
 
-    def _released(self, label: _Label, gap: int, excess: int) -> _Label:
-        """Wait for page-outs, those under way first, until `excess` bytes are free."""
-        outs, held = self.windows.page_outs, self.held[gap]
+    def _free_bytes(self, label: _Label, interval: int, excess: int) -> _Label:
+        """Wait for page-outs, begun ones first, until `excess` bytes are free."""
+        outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
         core, leaving = label.core, []
-        for x, done in label.leaving:
-            if excess > 0 and held >> x & 1:
-                excess -= outs[x].held_bytes(gap)
-                core = max(core, done)
-            elif done > core:
-                leaving.append((x, done))
+        for page_out, end in label.leaving:
+            if excess > 0 and held_by_page_outs >> page_out & 1:
+                excess -= outs[page_out].held_bytes(interval)
+                core = max(core, end)
+            elif end > core:
+                leaving.append((page_out, end))
         label = label._replace(core=core, leaving=tuple(leaving))
-        for x in _bits(held & ~label.outs):
+        for page_out in _set_bits(held_by_page_outs & ~label.outs):
             if excess <= 0:
                 break
-            label = self._page_out(label, x, gap)
-            excess -= outs[x].held_bytes(gap)
-            # The bus works in order: once this transfer is done, all before it are.
+            label = self._page_out(label, page_out, interval)
+            excess -= outs[page_out].held_bytes(interval)
+            # The bus is sequential: the end of this transfer implies the end of all earlier ones.
             label = label._replace(core=label.bus, leaving=())
         return label
 
 
 class _DueTransfer(NamedTuple):
-    """A transfer as an estimate sees it."""
+    """A transfer in an estimate: due and first interval, time, and bit in a label's mask."""
 
     due: int
     first: int
@@ -350,7 +394,7 @@ class _DueTransfer(NamedTuple):
 
 
 class _Estimates:
-    """When labels can be done, about: transfers one by one, as they are due."""
+    """Estimates of the makespan of labels: the remaining transfers run one by one in due order."""
 
     def __init__(self, windows: TransferWindows, lookahead: int) -> None:
         self.windows, self.lookahead = windows, lookahead
@@ -362,79 +406,83 @@ class _Estimates:
             for number, times in enumerate(transfers)
         )
         self.before_s = [0.0, *accumulate(transfer.time_s for transfer in self.order)]
-        """Bus time of those before each."""
+        """Bus time of all transfers before each one in due order [s]."""
         self.after_s = [0.0] * (len(self.order) + 1)
-        """How long it takes from the start of each to the end of the program, one by one."""
+        """Time from the start of each transfer to the end of the program, one by one in due order
+        [s]."""
         for x, transfer in reversed(list(enumerate(self.order))):
             end_s = max(self.after_s[x + 1], windows.rest_s[transfer.due])
             self.after_s[x] = transfer.time_s + end_s
-        self._due_gaps = [transfer.due for transfer in self.order]
+        self._due_intervals = [transfer.due for transfer in self.order]
 
-    def end_s(self, label: _Label, gap: int) -> float:
-        """Return about when a label that has come to a gap can be done [s]."""
+    def end_s(self, label: _Label, interval: int) -> float:
+        """Return the estimated makespan of a label that has reached an interval [s]."""
         rest = self.windows.rest_s
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         core = label.core
-        best = core + rest[gap]
-        for e, done in label.arriving:
-            best = max(best, done + rest[page_ins[e].last])
-        for x, done in label.leaving:
-            if page_outs[x].due >= gap:
-                best = max(best, done + rest[page_outs[x].due])
+        best = core + rest[interval]
+        for page_in, end_s in label.arriving:
+            best = max(best, end_s + rest[page_ins[page_in].last])
+        for page_out, end_s in label.leaving:
+            if page_outs[page_out].due >= interval:
+                best = max(best, end_s + rest[page_outs[page_out].due])
         bus = max(core, label.bus)
-        start = core + rest[gap]
-        begin = bisect_left(self._due_gaps, gap)
+        start = core + rest[interval]
+        begin = bisect_left(self._due_intervals, interval)
         end = min(begin + self.lookahead, len(self.order))
-        # Bus time of transfers that began ahead of their turn, which the sum counts again.
-        later = label.begun - self.before_s[begin]
+        # Bus time of transfers that began before transfers that are due earlier; the sum counts it
+        # twice.
+        counted_twice_s = label.begun_s - self.before_s[begin]
         for due, first, time_s, is_page_in, bit in self.order[begin:end]:
             if (label.ins if is_page_in else label.outs) & bit:
-                later -= time_s
+                counted_twice_s -= time_s
                 continue
-            if first > gap:
+            if first > interval:
                 bus = max(bus, start - rest[first])
             bus += time_s
             best = max(best, bus + rest[due])
-        return max(best, bus - later + self.after_s[end])
+        return max(best, bus - counted_twice_s + self.after_s[end])
 
 
-def _open_bits(gaps: int, windows: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the windows that each gap lies in, one bit each."""
-    at = [0] * gaps
+def _window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each interval the bit mask of the windows that contain it."""
+    masks = [0] * n_intervals
     for bit, (first, last) in enumerate(windows):
-        for gap in range(first, last + 1):
-            at[gap] |= 1 << bit
-    return at
+        for interval in range(first, last + 1):
+            masks[interval] |= 1 << bit
+    return masks
 
 
-def _keep(group: list[_Label], label: _Label) -> None:
-    """Add a label unless another one dominates it; drop those that it dominates."""
-    if any(_dominates(other, label) for other in group):
+def _add_undominated(group: list[_Label], label: _Label) -> None:
+    """Add a label to a group unless another one dominates it; remove those that it dominates."""
+    if any(_dominates(existing, label) for existing in group):
         return
-    group[:] = [other for other in group if not _dominates(label, other)]
+    group[:] = [existing for existing in group if not _dominates(label, existing)]
     group.append(label)
 
 
 def _dominates(a: _Label, b: _Label) -> bool:
-    """Whether `a`, with the same page-ins begun, is behind `b` in nothing."""
+    """Return whether label `a` is at least as good as `b`; both have begun the same page-ins."""
     if a.core > b.core or a.bus > b.bus or b.outs & ~a.outs:
         return False
-    if any(own[1] > other[1] for own, other in zip(a.arriving, b.arriving, strict=True)):
+    if any(
+        a_entry[1] > b_entry[1] for a_entry, b_entry in zip(a.arriving, b.arriving, strict=True)
+    ):
         return False
     if not a.leaving:
         return True
-    # What b no longer has under way, or has not begun, a must be through with by then.
+    # A page-out that is pending in a must end no later than in b, or than b's core time.
     ends = dict(b.leaving)
     return all(done <= ends.get(x, b.core) for x, done in a.leaving)
 
 
-def _path(trail: _Trail | None) -> Iterator[tuple[int, Instruction]]:
+def _latest_first(trail: _Trail | None) -> Iterator[tuple[int, Instruction]]:
     while trail is not None:
-        yield trail.gap, trail.transfer
-        trail = trail.before
+        yield trail.interval, trail.transfer
+        trail = trail.previous
 
 
-def _bits(mask: int) -> Iterator[int]:
+def _set_bits(mask: int) -> Iterator[int]:
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

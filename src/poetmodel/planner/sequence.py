@@ -1,4 +1,4 @@
-"""The computations and transfers of a schedule, in order."""
+"""Extract computations and transfers of a schedule, in execution order."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Homes
 
 
-def moves_of(homes: Homes, schedule: Schedule) -> Program:
-    """Return computations and transfers of a schedule, in order, without idle page-outs.
+def computations_and_transfers(homes: Homes, schedule: Schedule) -> Program:
+    """Return computations and transfers of a schedule in order, without frees and idle page-outs.
 
-    First reads of state are page-ins. A page-out is idle where no page-in of the tensor follows, or
-    where the tensor lies on storage already; that of a replacement never is.
+    First reads of state are page-ins. A page-out is idle if no page-in of the tensor follows, or if
+    the tensor is already on storage. The page-out of a state replacement is never idle.
     """
-    whole = homes.steps_of(compiled(homes, schedule).program)
-    last_page_in = {i: position for position, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
-    stored = set(homes.stored)
+    program = homes.steps_of(compiled(homes, schedule).program)
+    last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
+    on_storage = set(homes.stored)
     moves = []
-    for position, step in enumerate(whole):
+    for position, step in enumerate(program):
         op, i = step
         if op == Op.FREE:
             continue
         if op == Op.PAGE_OUT and i not in homes.written_back:
-            if i in stored or last_page_in.get(i, -1) < position:
+            if i in on_storage or last_page_in.get(i, -1) < position:
                 continue
-            stored.add(i)
+            on_storage.add(i)
         moves.append(step)
     return tuple(moves)
 
 
 def unread_page_ins(homes: Homes, moves: Sequence[Instruction]) -> frozenset[int]:
-    """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
+    """Return the positions of page-ins whose tensor no computation reads before its replacement."""
     copies = copies_of(homes, moves)
     return frozenset(c.begin for c in copies if not c.reads and moves[c.begin].op == Op.PAGE_IN)
 
 
-def start_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
-    """Put each page-in of `moves_of` right before the computation that reads it first.
+def page_in_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
+    """Move each page-in right before the computation that first reads it.
 
-    Page-outs, and page-ins that nothing reads, stay where the schedule has them.
+    `moves` is the result of `computations_and_transfers`. Page-outs and page-ins without a reader
+    stay in place.
     """
     unread = unread_page_ins(homes, moves)
     steps: list[Instruction] = []
@@ -56,7 +57,7 @@ def start_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
         if op == Op.PAGE_IN and position not in unread:
             pending[index] = step
             continue
-        needed = homes.inputs[index] if op == Op.COMPUTE else (index,)
-        steps.extend(pending.pop(i) for i in sorted(needed) if i in pending)
+        tensors = homes.inputs[index] if op == Op.COMPUTE else (index,)
+        steps.extend(pending.pop(i) for i in sorted(tensors) if i in pending)
         steps.append(step)
     return tuple(steps)

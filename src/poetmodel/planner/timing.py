@@ -1,6 +1,6 @@
-"""When the steps of a DMA program happen, and page-ins that begin as late as they can.
+"""Timing of DMA programs, and a pass that delays page-ins.
 
-Page-outs are waited for as late as RAM allows, or as soon as that costs nothing.
+The core waits for a page-out as late as RAM allows, or as soon as waiting takes no time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Homes
 
 _ROUNDING: Final = 1e-12
-"""Times that differ by less, relative to the makespan, are the same."""
+"""Times that differ by less than this, relative to the makespan, are equal."""
 
 
 class Timing:
-    """When computations and transfers, in program order, happen on a core and a DMA channel.
+    """Start times of computations and transfers, in program order, on a core and a DMA channel.
 
-    A page-out of a tensor that nothing uses any more is waited for where the budget needs its RAM,
-    or where it is done by then. For the order given, no other choice of waits is quicker: transfers
-    end in the order in which they begin, so where RAM is needed, the ones begun first are waited
-    for first, and no more of them than it takes. A computation operates in place over an input
-    whose page-out is waited for before it.
+    The core waits for a page-out of a dead tensor when the budget needs its RAM, or once the
+    page-out has finished. For the given order no other choice of waits is faster: transfers end in
+    the order in which they begin, so if RAM is needed, the core waits for the earliest page-outs,
+    and for no more than necessary. A computation in place overwrites an input whose page-out the
+    core has waited for.
     """
 
     def __init__(
@@ -42,81 +42,87 @@ class Timing:
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        self.homes, self.table, self.given = homes, table, tuple(steps)
+        self.homes, self.table, self.given_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
-        """The steps given with their waits for page-outs: what `with_waits_and_frees` completes."""
+        """Given steps with waits for page-outs inserted; input of `with_waits_and_frees`."""
         self.core_s: list[float] = []
-        """When the core comes to each step given, before it waits for anything [s]."""
+        """Time at which the core reaches each given step, before any wait [s]."""
         self.begin_s: list[float] = []
-        """When each step given begins: the core, or the bus for a transfer [s]."""
-        self.waited: list[int] = []
-        """For each transfer given the place that waits for it, or finds it done; one past the end
-        where none does. For a computation its own place."""
+        """Time at which each given step begins on the core, or on the bus for a transfer [s]."""
+        self.waiting_position: list[int] = []
+        """For each given transfer the position of the step that waits for it or finds it finished;
+        the number of steps if none does. For a computation its own position."""
         self.stall_s = 0.0
         """Time that the core waits for the bus [s]."""
         self.peak_ram_bytes = 0
-        """Highest RAM use [B]."""
+        """Peak RAM [B]."""
         self._budget = ram_budget_bytes
         self._sizes = homes.sizes
         self._core = self._bus = 0.0
         self._ram = homes.ram_bytes
         self._position = 0
-        self._began: dict[int, int] = {}
-        """Places of the transfers under way, by tensor."""
+        self._begin_position: dict[int, int] = {}
+        """Positions of the pending transfers, by tensor."""
         self._arriving: dict[int, float] = {}
-        """When the page-ins under way end, by tensor."""
-        self._going: dict[int, float] = {}
-        """When the page-outs under way end, by tensor, in the order in which they began."""
-        self._touched: dict[int, int] = {}
-        """Those that nothing uses any more, and the number of steps by then."""
+        """End times of the pending page-ins, by tensor [s]."""
+        self._leaving: dict[int, float] = {}
+        """End times of the pending page-outs, by tensor, in bus order [s]."""
+        self._dead_since: dict[int, int] = {}
+        """Tensors that are dead except for a pending page-out, with the number of steps at their
+        death."""
         ends = ends_of_copies(homes, steps)
         for position, step in enumerate(watched(steps)):
-            self._step(position, step, ends.get(position, ()))
+            self._add_step(position, step, ends.get(position, ()))
         self.makespan_s = max(self._core, self._bus)
-        """When core and bus are done [s]."""
+        """Time at which core and bus finish [s]."""
         self._position = len(steps)
-        for i in list(self._touched):
+        for i in list(self._dead_since):
             self._release(i)
 
-    def _step(self, position: int, step: Instruction, ends: Collection[int]) -> None:
-        """Do one step, and what has to be waited for before it; it `ends` some copies."""
+    def _add_step(self, position: int, step: Instruction, ended_tensors: Collection[int]) -> None:
+        """Execute one step after the necessary waits.
+
+        `ended_tensors` are the tensors whose copies end with this step.
+        """
         self.core_s.append(self._core)
-        self.waited.append(position)
+        self.waiting_position.append(position)
         self._position = position
-        for i in [i for i in self._touched if self._going[i] <= self._core]:
+        for i in [i for i in self._dead_since if self._leaving[i] <= self._core]:
             self._release(i)
         op, index = step
         if op == Op.COMPUTE:
-            self._compute(index, ends)
+            self._compute(index, ended_tensors)
         else:
             self._transfer(op, index)
         self.steps.append(step)
-        for i in ends:
+        for i in ended_tensors:
             if i in self._arriving:
                 self._wait(i, self._arriving)
-            if self._going.get(i, self._core) > self._core:
-                self._touched[i] = len(self.steps)
+            if self._leaving.get(i, self._core) > self._core:
+                self._dead_since[i] = len(self.steps)
             else:
-                if i in self._going:
-                    self._wait(i, self._going)
+                if i in self._leaving:
+                    self._wait(i, self._leaving)
                 self._ram -= self._sizes[i]
 
-    def _compute(self, k: int, ends: Collection[int]) -> None:
+    def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
         for i in self.homes.inputs[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
         for i in self.homes.outputs[k]:
-            if i in self._touched:
+            if i in self._dead_since:
                 self._release(i)
-        shared = self.homes.shared(k, ends)
-        for i in [i for i in shared if self._going.get(i, math.inf) <= self._core]:
+        shared = self.homes.shared(k, ended_tensors)
+        for i in [i for i in shared if self._leaving.get(i, math.inf) <= self._core]:
             self._wait_before_use(i)
-        going = [i for i in self._going if i in shared]
-        size = self.homes.step_bytes[k] - sum(shared.values()) + sum(shared[i] for i in going)
-        while self._ram + size > self._budget and (going or self._touched):
-            i = min((*going, *self._touched), key=self._going.__getitem__)
-            if i in going:
-                going.remove(i)
+        leaving_inputs = [i for i in self._leaving if i in shared]
+        size = (
+            self.homes.step_bytes[k] - sum(shared.values()) + sum(shared[i] for i in leaving_inputs)
+        )
+        while self._ram + size > self._budget and (leaving_inputs or self._dead_since):
+            i = min((*leaving_inputs, *self._dead_since), key=self._leaving.__getitem__)
+            if i in leaving_inputs:
+                leaving_inputs.remove(i)
                 size -= shared[i]
                 self._wait_before_use(i)
             else:
@@ -127,92 +133,98 @@ class Timing:
         self._core += self.table.compute_time_s[k]
 
     def _transfer(self, op: Op, i: int) -> None:
-        if i in self._touched:
+        if i in self._dead_since:
             self._release(i)
-        for under_way in (self._arriving, self._going):
-            if i in under_way:
-                self._wait(i, under_way)
+        for pending in (self._arriving, self._leaving):
+            if i in pending:
+                self._wait(i, pending)
         if op == Op.PAGE_IN:
-            self._make_room(self._sizes[i])
+            self._wait_for_room(self._sizes[i])
             self._ram += self._sizes[i]
         begin = max(self._bus, self._core)
         self.begin_s.append(begin)
-        self._began[i] = self._position
+        self._begin_position[i] = self._position
         if op == Op.PAGE_IN:
             self._bus = self._arriving[i] = begin + self.table.page_in_time_s[i]
         else:
-            self._bus = self._going[i] = begin + self.table.page_out_time_s[i]
+            self._bus = self._leaving[i] = begin + self.table.page_out_time_s[i]
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Wait for as many page-outs as it takes until so much fits."""
-        while self._ram + size_bytes > self._budget and self._touched:
-            self._release(min(self._touched, key=self._going.__getitem__))
+    def _wait_for_room(self, size_bytes: int) -> None:
+        """Wait for page-outs until `size_bytes` fit in RAM, and update the peak."""
+        while self._ram + size_bytes > self._budget and self._dead_since:
+            self._release(min(self._dead_since, key=self._leaving.__getitem__))
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram + size_bytes)
 
     def _release(self, i: int) -> None:
-        """Wait for a page-out, which frees its tensor; page-ins that begin after it can follow."""
-        self._wait(i, self._going)
+        """Wait for the page-out of a dead tensor and free it.
+
+        The wait is written before the page-ins that directly precede it, so that they begin after
+        it.
+        """
+        self._wait(i, self._leaving)
         position = len(self.steps)
         while self.steps[position - 1].op == Op.PAGE_IN:
             position -= 1
-        # A wait right after the last use is derived by with_waits_and_frees, and not written.
-        if self._touched.pop(i) != position:
+        # `with_waits_and_frees` derives a wait right after the last use; only other waits are
+        # written.
+        if self._dead_since.pop(i) != position:
             self.steps.insert(position, Instruction(Op.WAIT, i))
         self._ram -= self._sizes[i]
 
     def _wait_before_use(self, i: int) -> None:
-        """Wait for the page-out of a tensor that is still to be read, so that it is at rest."""
-        self._wait(i, self._going)
+        """Wait for the page-out of a tensor that is still to be read, and write the wait."""
+        self._wait(i, self._leaving)
         self.steps.append(Instruction(Op.WAIT, i))
 
-    def _wait(self, i: int, under_way: dict[int, float]) -> None:
-        """Wait for a transfer, which ends it."""
-        until_s = under_way.pop(i)
-        self.waited[self._began[i]] = self._position
+    def _wait(self, i: int, pending: dict[int, float]) -> None:
+        """Wait for a pending transfer, and remove it from the pending ones."""
+        until_s = pending.pop(i)
+        self.waiting_position[self._begin_position[i]] = self._position
         if until_s > self._core:
             self.stall_s += until_s - self._core
             self._core = until_s
 
 
 @dataclass(slots=True)
-class _Placed:
-    """A transfer among the steps of a program, while page-ins are moved."""
+class _BusTransfer:
+    """A transfer on the bus while `delay_page_ins` moves page-ins."""
 
     position: int
-    """Its place among the steps given."""
+    """Position among the given steps."""
     slot: int
-    """The step given that it comes right before; its own place if it has not moved."""
+    """Position of the given step before which the transfer begins; `position` if it has not
+    moved."""
     time_s: float
     end_s: float
     limit_s: float
-    """By when it has to end."""
+    """Latest end time that delays no step [s]."""
     reader: int
-    """The computation that waits for a page-in, which is the last slot it may have; else its own
-    place."""
+    """Position of the computation that waits for a page-in, its last possible slot; else
+    `position`."""
 
 
-def just_in_time(timing: Timing) -> tuple[Instruction, ...]:
-    """Move page-ins of the steps given to later places where nothing waits longer for it.
+def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
+    """Move page-ins of the given steps to later positions without delaying any computation.
 
-    Every page-in, from the last to the first, gets the last place that leaves the beginnings of all
-    computations as they are; of two that contend for the bus, the one that is used first goes
-    first. Less RAM is in use, and never more.
+    Each page-in, from the last to the first, moves to the last position for which the start times
+    of all computations stay the same. If two page-ins compete for the bus, the one that is used
+    first runs first. RAM use never increases. Returns the steps in their new order.
     """
-    bus, steps = _bus(timing), timing.given
+    transfers, steps = _bus_transfers(timing), timing.given_steps
     rounding = _ROUNDING * timing.makespan_s
-    for transfer in [page for page in reversed(bus) if page.reader > page.position]:
+    for transfer in [moved for moved in reversed(transfers) if moved.reader > moved.position]:
         check_time_limit()
-        _move(bus, transfer, timing.core_s, rounding)
+        _delay(transfers, transfer, timing.core_s, rounding)
     order = [(position, 1) for position in range(len(steps))]
-    for x, page in enumerate(bus):
-        if page.slot != page.position:
-            order[page.position] = (page.slot, x - len(bus))  # in bus order, before the step there
+    for x, moved in enumerate(transfers):
+        if moved.slot != moved.position:
+            order[moved.position] = (moved.slot, x - len(transfers))  # bus order
     return tuple(steps[position] for position in sorted(range(len(steps)), key=order.__getitem__))
 
 
-def _bus(timing: Timing) -> list[_Placed]:
-    """Return the transfers in order, with what has to stay as it is."""
-    table, steps = timing.table, timing.given
+def _bus_transfers(timing: Timing) -> list[_BusTransfer]:
+    """Return the transfers of a program in bus order, each with its latest end and last slot."""
+    table, steps = timing.table, timing.given_steps
     unread = unread_page_ins(timing.homes, steps)
     bus = []
     for position, (op, i) in enumerate(steps):
@@ -220,25 +232,27 @@ def _bus(timing: Timing) -> list[_Placed]:
             continue
         time_s = (table.page_in_time_s if op == Op.PAGE_IN else table.page_out_time_s)[i]
         end_s = timing.begin_s[position] + time_s
-        waits = timing.waited[position]
-        limit_s = end_s if waits == len(steps) else max(end_s, timing.core_s[waits])
+        waiting_step = timing.waiting_position[position]
+        limit_s = end_s if waiting_step == len(steps) else max(end_s, timing.core_s[waiting_step])
         reader = position
         if op == Op.PAGE_IN and position not in unread:
-            reader, limit_s = waits, timing.begin_s[waits]
-        bus.append(_Placed(position, position, time_s, end_s, limit_s, reader))
+            reader, limit_s = waiting_step, timing.begin_s[waiting_step]
+        bus.append(_BusTransfer(position, position, time_s, end_s, limit_s, reader))
     return bus
 
 
-def _move(bus: list[_Placed], transfer: _Placed, core_s: Sequence[float], rounding: float) -> None:
-    """Give a page-in the last place that keeps all limits."""
+def _delay(
+    bus: list[_BusTransfer], transfer: _BusTransfer, core_s: Sequence[float], rounding: float
+) -> None:
+    """Move a page-in to the last position and slot at which all transfers meet their limits."""
     old = last = bus.index(transfer)
-    # Of two that contend for the bus, the one whose use comes first goes first.
+    # If two page-ins compete for the bus, the one that is used first runs first.
     while last + 1 < len(bus) and bus[last + 1].slot <= transfer.reader > bus[last + 1].reader:
         last += 1
     for index in range(last, old - 1, -1):
         low = transfer.slot if index == old else bus[index].slot
         if index > old and bus[index].slot == bus[index].position:
-            low += 1  # right after a transfer that has not moved is before the next step
+            low += 1  # after a transfer that has not moved, the first slot is before the next step
         high = transfer.reader
         if index + 1 < len(bus):
             high = min(high, bus[index + 1].slot)
@@ -247,7 +261,7 @@ def _move(bus: list[_Placed], transfer: _Placed, core_s: Sequence[float], roundi
         best = None
         while low <= high:
             slot = (low + high) // 2
-            ends = _ends(bus, old, index, slot, core_s, rounding)
+            ends = _ends_after_move(bus, old, index, slot, core_s, rounding)
             if ends is None:
                 high = slot - 1
             else:
@@ -260,15 +274,19 @@ def _move(bus: list[_Placed], transfer: _Placed, core_s: Sequence[float], roundi
             return
 
 
-def _ends(
-    bus: list[_Placed],
+def _ends_after_move(
+    bus: list[_BusTransfer],
     old: int,
     index: int,
     slot: int,
     core_s: Sequence[float],
     rounding: float,
 ) -> list[float] | None:
-    """Return the ends of transfers from `old` on if that one moves; None if any is too late."""
+    """Return the ends of transfers from `old` on after a move; None if any ends too late [s].
+
+    The transfer at `old` moves to `index` in bus order and to `slot`. The list stops at the first
+    end that the move does not change.
+    """
     free_s = bus[old - 1].end_s if old else 0.0
     order = [*range(old + 1, index + 1), old, *range(index + 1, len(bus))]
     ends = []

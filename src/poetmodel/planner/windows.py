@@ -1,4 +1,4 @@
-"""The gaps between computations in which each transfer of a schedule may begin."""
+"""Windows of transfers: the intervals between computations in which each transfer may begin."""
 
 from __future__ import annotations
 
@@ -20,50 +20,52 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class _Transfer:
-    """A transfer; gap `g` is the place right before computation `g`."""
+    """A transfer and its window; interval `g` precedes computation `g`."""
 
     tensor: int
     bytes: int
     time_s: float
     first: int
-    """First gap that it may begin in."""
+    """First interval in which it may begin."""
     last: int = 0
-    """Last gap that it may begin in."""
+    """Last interval in which it may begin."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PageIn(_Transfer):
-    """A page-in: from where no older copy is used, and RAM allows it alone, to its first reader."""
+    """A page-in; it may begin once no older copy is in use and RAM suffices."""
 
     source: int | None = None
-    """Which page-out puts the tensor on storage; None where it lies there from the start."""
+    """Index of the page-out that stores the tensor; None if the tensor is on storage initially."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PageOut(_Transfer):
-    """A page-out: from right after what makes the tensor to where that is computed again."""
+    """A page-out; it may begin after the tensor is computed, until the tensor is computed again."""
 
-    unused: int = 0
-    """The gap from which on nothing reads this copy any more."""
+    dead_from: int = 0
+    """First interval after the last read of this copy."""
     due: int = 0
-    """The first gap at which something waits for it: RAM is short, or a page-in reads it."""
+    """First interval that waits for the page-out, because RAM is short or a page-in reads the
+    tensor."""
     shared_bytes: int = 0
-    """Bytes that its last reader, in gap `unused` less 1, overwrites once it is done [B]."""
+    """Bytes of this copy that its last reader, in interval ``dead_from - 1``, may overwrite once
+    the page-out has finished [B]."""
 
-    def held_bytes(self, gap: int) -> int:
-        """Return the RAM that it keeps at a computation unless it is done before [B]."""
-        return self.bytes if gap >= self.unused else self.shared_bytes
+    def held_bytes(self, interval: int) -> int:
+        """Return the RAM that the copy occupies in an interval until the page-out finishes [B]."""
+        return self.bytes if interval >= self.dead_from else self.shared_bytes
 
     @property
     def held_from(self) -> int:
-        """The first gap at which it keeps any."""
-        return self.unused - (1 if self.shared_bytes else 0)
+        """First interval in which `held_bytes` is positive."""
+        return self.dead_from - (1 if self.shared_bytes else 0)
 
 
 class TransferWindows:
-    """The computations of a schedule in order, and windows of its transfers.
+    """Computations of a schedule in order, and the windows of its transfers.
 
-    Windows of the moves of the schedule are limited by RAM and the life of copies.
+    RAM and the lifetimes of copies limit the windows.
     """
 
     def __init__(
@@ -75,46 +77,47 @@ class TransferWindows:
     ) -> None:
         self._homes, self._table = homes, table
         unread = unread_page_ins(homes, moves)
-        gaps = []
+        intervals = []
         self.nodes: list[int | None] = []
-        """Computed node; None stands for the place of a page-in that nothing reads."""
+        """Node of each computation; None marks the position of a page-in without a reader."""
         for position, (op, index) in enumerate(moves):
-            gaps.append(len(self.nodes))
+            intervals.append(len(self.nodes))
             if op == Op.COMPUTE or position in unread:
                 self.nodes.append(index if op == Op.COMPUTE else None)
         self._change = [0] * (len(self.nodes) + 1)
-        """By how much the copies in RAM change from each computation on [B]."""
-        self._before: dict[int, tuple[int, bool]] = {}
-        """From where the latest copy of a tensor is unused, and whether it is paged out."""
+        """Change of the copies' RAM at each computation [B]."""
+        self._latest_copy: dict[int, tuple[int, bool]] = {}
+        """For each tensor the first interval after the last read of its latest copy, and whether
+        that copy is paged out."""
         self._ins: list[PageIn] = []
         self._outs: dict[int, PageOut] = {}
         self._shared = [0] * len(self.nodes)
-        """By how much each computation can write over its inputs [B]."""
+        """Bytes of inputs that each computation may overwrite [B]."""
         for copy in copies_of(homes, moves):
-            self._enter(copy, gaps, paged_in=moves[copy.begin].op == Op.PAGE_IN)
+            self._add_copy(copy, intervals, paged_in=moves[copy.begin].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
-        """How long each computation takes [s]."""
+        """Time of each computation [s]."""
         self.rest_s = [*list(accumulate(reversed(self.compute_s)))[::-1], 0.0]
-        """Compute time from each gap to the end [s]; one more than computations."""
+        """Compute time from each interval to the end [s], shape (computations + 1,)."""
         self.need_bytes = self._need_bytes()
-        """The least RAM of each computation [B]: page-ins begin in their last gap, page-outs take
-        no time."""
+        """Minimum RAM at each computation [B]: page-ins begin in their last interval, and page-outs
+        take no time."""
         self.budget_bytes = max([ram_budget_bytes, *self.need_bytes])
-        """RAM limit [B]; at least what the computations need."""
-        self._limit()
+        """RAM budget [B], raised to the maximum of `need_bytes`."""
+        self._limit_by_ram()
         self.page_outs = sorted(self._outs.values(), key=lambda x: (x.due, x.first, x.tensor))
-        """By the gap at which they are due."""
+        """Page-outs, sorted by due interval."""
         self.page_ins = sorted(self._ins, key=lambda x: (x.last, x.tensor))
-        """By last gap."""
+        """Page-ins, sorted by last interval."""
         number = {out.tensor: x for x, out in enumerate(self.page_outs)}
-        for into in self.page_ins:
-            into.source = number.get(into.tensor)
+        for page_in in self.page_ins:
+            page_in.source = number.get(page_in.tensor)
 
     def steps(self, chosen: Iterable[tuple[int, Instruction]]) -> tuple[Instruction, ...]:
-        """Put transfers, given with their gaps and in bus order, between the computations."""
+        """Insert transfers, given as (interval, transfer) in bus order, between computations."""
         at: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
-        for gap, transfer in chosen:
-            at[gap].append(transfer)
+        for interval, transfer in chosen:
+            at[interval].append(transfer)
         steps: list[Instruction] = []
         for transfers, node in zip(at, (*self.nodes, None), strict=True):
             steps.extend(transfers)
@@ -122,21 +125,21 @@ class TransferWindows:
                 steps.append(Instruction(Op.COMPUTE, node))
         return tuple(steps)
 
-    def _enter(self, copy: Copy, gaps: Sequence[int], *, paged_in: bool) -> None:
-        """Enter a copy, with its page-in and page-out; `gaps` are those of the moves."""
-        i, gap, end = copy.tensor, gaps[copy.begin], len(self.nodes)
+    def _add_copy(self, copy: Copy, intervals: Sequence[int], *, paged_in: bool) -> None:
+        """Record RAM and transfers of a copy; `intervals` has the interval of each move."""
+        i, interval, end = copy.tensor, intervals[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
-        begin, unused, shared = (gap if paged_in else gap + 1), gap + 1, 0
+        begin, dead_from, shared_bytes = (interval if paged_in else interval + 1), interval + 1, 0
         if copy.reads:
-            begin = gaps[copy.reads[0]] if paged_in else begin
-            unused = gaps[copy.reads[-1]] + 1
-            node = self.nodes[unused - 1]
-            shared = 0 if node is None else self._homes.shared(node, (i,)).get(i, 0)
-            self._shared[unused - 1] += shared
+            begin = intervals[copy.reads[0]] if paged_in else begin
+            dead_from = intervals[copy.reads[-1]] + 1
+            node = self.nodes[dead_from - 1]
+            shared_bytes = 0 if node is None else self._homes.shared(node, (i,)).get(i, 0)
+            self._shared[dead_from - 1] += shared_bytes
         self._change[begin] += size
-        self._change[unused] -= size
-        older, paged_out = self._before.get(i, (0, False))
-        self._before[i] = (unused, copy.paged_out)
+        self._change[dead_from] -= size
+        older, paged_out = self._latest_copy.get(i, (0, False))
+        self._latest_copy[i] = (dead_from, copy.paged_out)
         if paged_in:
             first = max(older, self._outs[i].first if i in self._outs else 0)
             self._ins.append(
@@ -144,12 +147,12 @@ class TransferWindows:
                     tensor=i,
                     bytes=size,
                     time_s=table.page_in_time_s[i],
-                    first=first if copy.reads else gap,
+                    first=first if copy.reads else interval,
                     last=begin,
                 )
             )
         elif paged_out:
-            self._outs[i].last = gap
+            self._outs[i].last = interval
         if copy.paged_out:
             time_s = table.page_out_time_s[i]
             self._outs[i] = PageOut(
@@ -158,8 +161,8 @@ class TransferWindows:
                 time_s=time_s,
                 first=begin,
                 last=end,
-                unused=unused,
-                shared_bytes=shared,
+                dead_from=dead_from,
+                shared_bytes=shared_bytes,
             )
 
     def _need_bytes(self) -> list[int]:
@@ -171,20 +174,22 @@ class TransferWindows:
             )
         ]
 
-    def _limit(self) -> None:
-        """Find when page-outs are due, and from where on RAM allows each page-in."""
+    def _limit_by_ram(self) -> None:
+        """Set the due interval of page-outs, and the first interval with enough RAM of page-ins."""
 
-        def fits(gap: int, size_bytes: int) -> bool:
-            return self.need_bytes[gap] + size_bytes <= self.budget_bytes
+        def fits(interval: int, size_bytes: int) -> bool:
+            return self.need_bytes[interval] + size_bytes <= self.budget_bytes
 
-        # Reversed, so that of several page-ins of a tensor the first one stays.
-        first_read = {into.tensor: into.last for into in reversed(self._ins)}
+        # Reversed, so that the first of several page-ins of a tensor is stored.
+        first_read = {page_in.tensor: page_in.last for page_in in reversed(self._ins)}
         for out in self._outs.values():
             check_time_limit()
-            end = max(out.unused, min(first_read.get(out.tensor, len(self.nodes)), out.last))
+            end = max(out.dead_from, min(first_read.get(out.tensor, len(self.nodes)), out.last))
             held = range(out.held_from, end)
             out.due = next((g for g in held if not fits(g, out.held_bytes(g))), end)
-        for into in self._ins:
+        for page_in in self._ins:
             check_time_limit()
-            earlier = range(into.last, into.first, -1)
-            into.first = next((g for g in earlier if not fits(g - 1, into.bytes)), into.first)
+            earlier = range(page_in.last, page_in.first, -1)
+            page_in.first = next(
+                (g for g in earlier if not fits(g - 1, page_in.bytes)), page_in.first
+            )

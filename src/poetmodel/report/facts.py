@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
-from poetmodel.device.room import room_figures
+from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed
-from poetmodel.problem import OWN, Problem
+from poetmodel.problem import USER_OBJECTIVE, Problem
 from poetmodel.report.presenter import document, metric_facts, state_figures
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
@@ -59,11 +59,11 @@ def facts(subject: Subject) -> dict[str, Any]:
         "notes": [*filter(None, (subject.graph.exactness,)), *subject.notes],
         **metrics(Group.ENERGY),
         **_proof(subject),
-        "asks_energy": subject.problem.asks_energy,
+        "asks_energy": subject.problem.uses_energy,
         **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
-        **room_figures(subject.room),
+        **device_ram_metrics(subject.room),
         **metrics(Group.WORK, Group.STEP),
         "pass_s": subject.problem.pass_time_s if timed else None,
         "deadline_time_s": simulation.time_s if timed else None,
@@ -245,7 +245,7 @@ def commands(subject: Subject) -> Iterator[str]:
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
-        if stated.constraints or stated.minimize == OWN:
+        if stated.constraints or stated.minimize == USER_OBJECTIVE:
             lines = "\n".join(_own_sums(stated))
             yield f"cat > {shlex.quote(_rows_file(sources))} <<'TOML'\n{lines}\nTOML"
         yield shlex.join(_solve(sources, stated, costs))
@@ -256,7 +256,7 @@ def commands(subject: Subject) -> Iterator[str]:
 def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
-    own = stated.minimize == OWN
+    own = stated.minimize == USER_OBJECTIVE
     switches = {
         "--no-recompute": not stated.recompute,
         "--no-paging": not stated.paging,
@@ -268,7 +268,9 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_option("--aux", stated.aux_bytes),
         *_option("--deadline", deadline),
         *_option("--deadline-counts", stated.deadline_counts),
-        *_option("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
+        *_option(
+            "--minimize", None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
+        ),
         *_option("--commit-every", stated.commit),
         *_option("--constraints", _rows_file(sources) if stated.constraints or own else None),
         *_option("--energy-budget", energy),
@@ -302,7 +304,7 @@ def _own_sums(stated: ProblemEntry) -> Iterator[str]:
         yield f"name = {_toml(row.name)}"
         yield f"sum = {_toml(row.terms)}"
         yield from (f"{key} = {limit!r}" for key, limit in limits.items() if limit is not None)
-    if stated.minimize == OWN:
+    if stated.minimize == USER_OBJECTIVE:
         yield "[objective]"
         yield f"sum = {_toml(stated.weights)}"
 

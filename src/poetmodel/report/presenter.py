@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import GAUGE, DeviceRoom, gauge, gauge_words, room_figures
-from poetmodel.problem.totals import unit_of
+from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, gauge
+from poetmodel.problem.totals import unit_of_terms
 from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -58,22 +58,22 @@ def rows(facts: Iterable[Fact]) -> Iterator[Fact]:
     return (fact for fact in facts if fact.name is not None and fact.value is not None)
 
 
-def room_facts(room: DeviceRoom | None) -> Iterator[Fact]:
+def room_facts(room: DeviceRam | None) -> Iterator[Fact]:
     """Yield what a step takes of the RAM of its device; without a device it is not known."""
-    for key, value in room_figures(room).items():
+    for key, value in device_ram_metrics(room).items():
         if key == "device_ram_bytes" and room is not None:
             yield Fact(key, value, "device RAM", format_bytes, room.remark(), alarm=not room.fits)
         else:
-            yield gauge_fact(key, "of it", room) if key == GAUGE else Fact(key, value)
+            yield gauge_fact(key, "of it", room) if key == GAUGE_KEY else Fact(key, value)
 
 
-def gauge_fact(key: str, name: str, room: DeviceRoom | None) -> Fact:
+def gauge_fact(key: str, name: str, room: DeviceRam | None) -> Fact:
     """Return the free RAM of a device, and the parts of the used RAM; resident bytes count."""
     sizes = gauge(room)
-    note = "" if sizes is None else gauge_words(sizes)[1]
+    note = "" if sizes is None else format_gauge(sizes)[1]
     if room is not None and room.resident_bytes:
         note += "; resident bytes included"
-    return Fact(key, sizes, name, lambda value: gauge_words(value)[0], note)
+    return Fact(key, sizes, name, lambda value: format_gauge(value)[0], note)
 
 
 def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
@@ -225,7 +225,7 @@ def _foremost(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
 
 
 def _state(value: ConstraintValue) -> str:
-    limits = value.row.limits_in_words(amount_of(value.row))
+    limits = value.row.describe_limits(amount_of(value.row))
     if value.broken:
         return f"{value.broken} its limit: {limits}"
     free = value.row.lower != value.row.upper
@@ -235,7 +235,7 @@ def _state(value: ConstraintValue) -> str:
 def amount_of(row: Constraint) -> Unit:
     """Return the readable form of the sum of a user's constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of(row.terms.items()), whole)
+    return units.get(unit_of_terms(row.terms.items()), whole)
 
 
 Row = tuple[str, str, Unit]

@@ -6,7 +6,7 @@ import io
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, part_of
+from poetmodel.device.ram import KIND_NAMES, kind_index
 from poetmodel.report.charts import KINDS
 from poetmodel.report.pictures import COLOURS, PART_COLOURS, Kind
 from poetmodel.report.timeline import AGAIN, FIRST_READ, LETTERS, ORIGINS
@@ -188,7 +188,7 @@ def draw_map(axis: Any, shown: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, Runs]]:
     """Yield each copy and workspace as a band of a stack, with its part or kind.
 
-    The parts of `PARTS` are stacked in their order, and the copies of a part by time.
+    The parts of `KIND_NAMES` are stacked in their order, and the copies of a part by time.
     """
     done = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -198,7 +198,7 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, R
     times.append(chart["issued"][-1])
     base = {at: 0 for at in range(len(times) - 1) if times[at + 1] > times[at]}
     stays = sorted(
-        (part_of(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
+        (kind_index(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
         for stay in chart["stays"]
     )
     for part, begin, _, (_, size, _, end, origin, _, given_at, given, *_) in stays:
@@ -214,7 +214,7 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, R
             else:
                 runs.append([times[at], times[at + 1], *edges])
         if runs:
-            yield _ORIGIN_KINDS.get(ORIGINS[origin], PARTS[part]), runs
+            yield _ORIGIN_KINDS.get(ORIGINS[origin], KIND_NAMES[part]), runs
 
 
 def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
@@ -236,7 +236,7 @@ def outline(runs: Runs) -> list[tuple[float, float]]:
 
 def band_colour(form: str) -> str:
     """Return the colour of a part or kind of `stack_bands`."""
-    return COLOURS[Kind(form)] if form in tuple(Kind) else PART_COLOURS[PARTS.index(form)][0]
+    return COLOURS[Kind(form)] if form in tuple(Kind) else PART_COLOURS[KIND_NAMES.index(form)][0]
 
 
 def _bars(chart: Mapping[str, Any], kinds: Mapping[str, Kind]) -> list[tuple[Kind, float, float]]:
@@ -274,7 +274,7 @@ def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
     axes.fill_between(x, y, step="post", color=filled, linewidth=0, zorder=0.5)
     kept = format_bytes(round(max(y) * chart["scale"]))
     axes.step(x, y, where="post", color=line, linewidth=0.8, label=f"keep-all: {kept}")
-    for form in (*PARTS, *_ORIGIN_KINDS.values()):
+    for form in (*KIND_NAMES, *_ORIGIN_KINDS.values()):
         if form in bands:
             axes.add_collection(
                 PolyCollection(

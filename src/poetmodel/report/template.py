@@ -18,7 +18,7 @@ LIBRARIES: Final = ("jinja2", "plotly")
 """Packages of a page."""
 NEEDED: Final = {"timeline": ("bands",)}
 """Scripts that those of charts need before them."""
-OWN: Final = "poetmodel.report"
+USER_OBJECTIVE: Final = "poetmodel.report"
 """The package whose assets all pages share."""
 
 
@@ -27,7 +27,7 @@ def render(
     *,
     chart_scripts: Sequence[str],
     charts: Mapping[str, Any],
-    package: str = OWN,
+    package: str = USER_OBJECTIVE,
     **values: Any,
 ) -> str:
     """Return a page as text; the same values give the same text.
@@ -83,7 +83,9 @@ def packed_plotly() -> str:
 def _environment(package: str) -> Any:
     import jinja2
 
-    loaders = [jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, OWN))]
+    loaders = [
+        jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, USER_OBJECTIVE))
+    ]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders),
         autoescape=True,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import DeviceRoom
-from poetmodel.problem.totals import in_words
+from poetmodel.device.ram import DeviceRam
+from poetmodel.problem.totals import format_terms
 from poetmodel.report.presenter import fine_joules, look_up, plural, share
 from poetmodel.units import format_bytes, format_seconds
 
@@ -82,7 +82,7 @@ def _room(schedule: Facts) -> str:
     """Return a remark if the step does not fit the RAM of the device."""
     if schedule["device_ram_bytes"] is None:
         return ""
-    room = DeviceRoom(
+    room = DeviceRam(
         device=look_up(schedule, "device.key") or look_up(schedule, "device.name") or "the device",
         ram_bytes=schedule["device_ram_bytes"],
         peak_bytes=schedule["peak_ram_bytes"],
@@ -104,7 +104,7 @@ def _proof(schedule: Facts) -> Words:
     if minimized == "own":
         name = objective.get("name")
         terms = tuple((look_up(schedule, "problem.weights") or {}).items())
-        of = in_words(terms) if name is None else f"objective {name!r} of the model"
+        of = format_terms(terms) if name is None else f"objective {name!r} of the model"
         least = f"{of} has the bound {objective['bound']:.6g}"
         whole = "the own objective" if name is None else "the objective of the model"
     elif minimized == "energy":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poetmodel.clock import rare_collections
-from poetmodel.device.room import ROOM, gauge_claims
+from poetmodel.device.ram import DEVICE_RAM_KEYS, gauge_by_json_path
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.io import load_file, parse_schedule, validated_schedule
 from poetmodel.schedule.metrics import Display, metrics_at
@@ -85,5 +85,5 @@ def _document(file: ScheduleFile) -> ScheduleDocument:
 def _of_device(file: ScheduleFile) -> dict[str, float | None]:
     """Return the file's statements on the RAM of its device."""
     stated = file.device_ram
-    figures = {key: getattr(file, key) for key in ROOM}
-    return figures | gauge_claims(None if stated is None else stated.model_dump())
+    figures = {key: getattr(file, key) for key in DEVICE_RAM_KEYS}
+    return figures | gauge_by_json_path(None if stated is None else stated.model_dump())

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.files import parse_json, place, read_text
-from poetmodel.problem import OWN, Constraint, Problem
-from poetmodel.problem.parse import own_sum_faults
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
+from poetmodel.problem.parse import user_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
 from poetmodel.schedule.identity import RELATIONS, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Metric, MetricUnit, metrics_at
@@ -139,8 +139,8 @@ class ProblemEntry(Strict):
         """Return the problem, on the graph and the costs that it was stated for."""
         with raised_as(ScheduleError, "problem"):
             rows = tuple(row.constraint() for row in self.constraints)
-            faults = list(own_sum_faults(graph, rows, tuple(self.weights.items())))
-            if self.minimize == OWN and not self.weights:
+            faults = list(user_sum_faults(graph, rows, tuple(self.weights.items())))
+            if self.minimize == USER_OBJECTIVE and not self.weights:
                 faults.append("weights: missing; what is minimized is 'own'")
             if faults:
                 raise InputError(faults)

@@ -13,7 +13,7 @@ from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.device.room import RamUse, ram_use
+from poetmodel.device.ram import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Key, Total
 from poetmodel.schedule.compilation import compiled
@@ -282,7 +282,9 @@ def simulate(
     read.update(homes.first_reads.values())
     written = _counts(schedule.M_out, len(sizes))
     commit = None if costs is None else costs.table(graph).commit
-    paged = {i: times for i, times in written.items() if commit is None or i not in commit.parts}
+    paged = {
+        i: times for i, times in written.items() if commit is None or i not in commit.replacements
+    }
     committed_bytes = 0 if commit is None else commit.written_bytes
     return Simulation(
         violations=tuple(violations),
@@ -414,7 +416,7 @@ def _figures(
         time_s, extra_s = time_s + transfer_s, extra_s + transfer.time_s
     if counts != DeadlineCounts.COMPUTE and table.commit is not None:
         serial = counts == DeadlineCounts.SERIAL
-        pass_s += commit.time_s if serial else table.commit.rest.time_s
+        pass_s += commit.time_s if serial else table.commit.other_cost.time_s
     planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
     if planned_s is not None:
         time_s, extra_s = planned_s, max(0.0, planned_s - pass_s)
@@ -437,7 +439,7 @@ def _beside(page_outs: Mapping[int, int], table: CostTable) -> Mapping[int, int]
     """Return the page-outs that are no part of a commit, with their counts."""
     if table.commit is None:
         return page_outs
-    return {i: times for i, times in page_outs.items() if i not in table.commit.parts}
+    return {i: times for i, times in page_outs.items() if i not in table.commit.replacements}
 
 
 def _exactly(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
+from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge, gauge_by_json_path
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
-from poetmodel.problem.infeasibility import no_generations
+from poetmodel.problem.infeasibility import commit_space_fault
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
 from poetmodel.schedule.relations import Schedule
@@ -184,7 +184,7 @@ def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
         for i in sorted(set(problem.graph.state_tensors) - set(schedule.resident)):
             name = problem.graph.tensors[i].name
             yield f"resident: state {name!r} is on storage, but the problem allows no paging"
-    wanted = [i for i, amount in enumerate(problem.wanted.page_out) if amount]
+    wanted = [i for i, amount in enumerate(problem.rewards.page_out) if amount]
     for i in wanted:
         stages = [t for t, j in schedule.M_out if j == i]
         name = problem.graph.tensors[i].name
@@ -207,7 +207,7 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
     limit = problem.aux_limit_bytes
     if limit is not None and simulation.aux_used_bytes > limit:
         yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
-    generations = no_generations(problem)
+    generations = commit_space_fault(problem)
     if generations is not None:
         yield generations
     for time_s in problem.limited_times_s(simulation):
@@ -230,18 +230,18 @@ def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
         if constraint.broken:
             yield (
                 f"constraint {row.name!r}: {row.amount(constraint.value)} is {constraint.broken} "
-                f"its limit, {row.limits_in_words()}"
+                f"its limit, {row.describe_limits()}"
             )
 
 
 def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
+    room = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     figures: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
-    figures |= room_figures(room) | gauge_claims(gauge(room))
-    figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
+    figures |= device_ram_metrics(room) | gauge_by_json_path(gauge(room))
+    figures[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
     for key, claim in stated.items():
         value = figures.get(key)
         if claim is None or value is None:
@@ -288,7 +288,7 @@ def _proof_claims(
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:
         return
-    value, above = objective.measured(simulation), max(0.0, objective.overhead(simulation))
+    value, above = objective.value_of(simulation), max(0.0, objective.overhead_of(simulation))
     slack = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
     bound, asked = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
     compared = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")

@@ -126,7 +126,7 @@ def _exactly(form: StandardForm, row: int, allowance: Fraction) -> tuple[list[_L
             else:
                 literals.append(_Literal(int(j), Fraction(value), 1))
         return literals, limit + allowance
-    terms, upper = layout.exact(exact)
+    terms, upper = layout.exact_limit(exact)
     literals = [_Literal(j, abs(Fraction(value)), 1 if value > 0 else -1) for value, j in terms]
     limit = upper - sum(min(Fraction(value), Fraction(0)) for value, _ in terms)
     return literals, limit if isinstance(exact.upper, int) else limit + allowance * abs(limit)

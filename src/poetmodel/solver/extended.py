@@ -14,7 +14,7 @@ import pyomo.core as pyo
 from pyomo.core.expr import identify_variables
 
 from poetmodel.backends.compiler import compile_model, load_values
-from poetmodel.backends.layout import layout_of
+from poetmodel.backends.layout import require_layout
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import time_limit
 from poetmodel.errors import InputError, TimeLimitError
@@ -23,7 +23,13 @@ from poetmodel.model.building import read_schedule
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.linear import as_needed, room, signed_row
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
-from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, LinearRow, Problem, over_totals
+from poetmodel.problem import (
+    DEADLINE_ROWS,
+    WRITTEN_BYTES_CUTOFF,
+    LinearRow,
+    Problem,
+    row_over_totals,
+)
 from poetmodel.result import OwnObjective
 from poetmodel.solver.monolithic import ModelProof, too_late
 from poetmodel.solver.outcome import (
@@ -254,7 +260,7 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
     The surrogate may be measured by a known schedule, or have fewer bytes than one has. A user's
     own objective stays, where the model is not `as_stated`.
     """
-    model = layout_of(form).model
+    model = require_layout(form).model
     before, objective = model.problem, problem.objective
     if problem is before:
         return form
@@ -267,10 +273,10 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
         form = _with_lower_peak(form, problem)
     elif problem.aux_limit_bytes != before.aux_limit_bytes:
         most = problem.aux_limit_bytes or 0
-        fewer = over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
+        fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
         form = _with_limit(form, fewer)
     for limit in problem.linear_limits:
-        if limit.key == (FEWER_BYTES, "upper"):
+        if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _with_limit(form, replace(limit, name=WRITES_ROW, key=None))
     if objective.is_sum and objective != before.objective and as_stated:
         costs, offset = minimized(model, problem)
@@ -301,7 +307,7 @@ def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardFor
 
 def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with a limit over totals besides."""
-    model = layout_of(form).model
+    model = require_layout(form).model
     needed = as_needed(model.decisions.stated(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
@@ -317,13 +323,13 @@ def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
     shape = (1, form.n_columns)
     block = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
     form = form.with_rows(block, [lower], [upper], [label])
-    layout = layout_of(form)
+    layout = require_layout(form)
     return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
 
 
 def _with_lower_peak(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form whose peak is lower, of a model that minimizes it."""
-    layout = layout_of(form)
+    layout = require_layout(form)
     before, peak = layout.model.problem, layout.model.peak
     lower = before.usable_ram_bytes - problem.usable_ram_bytes
     limits = {
@@ -342,7 +348,7 @@ def _in_form(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
     """Return terms over a model as coefficients of columns of a form, and their constant part."""
-    layout = layout_of(form)
+    layout = require_layout(form)
     columns: dict[int, float] = {}
     constant = 0.0
     for value, column in terms:

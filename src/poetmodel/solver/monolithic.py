@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from poetmodel.backends.layout import form_of, layout_of
+from poetmodel.backends.layout import require_layout, to_standard_form
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm, round_binaries
@@ -22,7 +22,7 @@ from poetmodel.model.building import estimated_build_s, schedule_of, state
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem.infeasibility import nothing_keeps
+from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.outcome import (
@@ -91,7 +91,7 @@ def prove_formulation(
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason, build_s=build_s)
     try:
         with time_limit(request.remaining_s()):
-            form = form_of(model)
+            form = to_standard_form(model)
     except TimeLimitError:
         return too_late(time.monotonic() - begun)
     objective = problem.objective
@@ -112,7 +112,7 @@ def too_late(build_s: float) -> Outcome:
 
 def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
     """Return the columns of a schedule, NaN for those it says nothing of; None for ``paper``."""
-    layout = layout_of(form)
+    layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
     return layout.point(form.n_columns, layout.model.relations.assign(schedule))
@@ -222,7 +222,7 @@ class ModelProof:
         solve = partial(solver.solve, self.form, limits, start=values)
         solve = partial(solve, on_progress=self._report, stop=stop)
         try:
-            return run_interruptibly(solve, stop, most_s=remaining + PATIENCE_S)
+            return run_interruptibly(solve, stop, max_s=remaining + PATIENCE_S)
         except TimeLimitError:
             return self._left_behind(request.elapsed_s() - (request.time_limit_s - remaining))
 
@@ -254,7 +254,7 @@ class ModelProof:
         candidate = as_candidate(problem, schedule)
         if self.trimmed and not candidate.violations:
             needed = PartialSchedule.of(
-                problem.graph, schedule, problem.wanted, working=problem.working_graph
+                problem.graph, schedule, problem.rewards, working=problem.working_graph
             )
             tidy = as_candidate(problem, needed.schedule())
             if not tidy.violations and tidy.value <= candidate.value:
@@ -264,14 +264,14 @@ class ModelProof:
     def schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the facts in a solution."""
         rounded = round_binaries(x, self.form)
-        values = layout_of(self.form).values(rounded)
+        values = require_layout(self.form).values(rounded)
         return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _proven(self, bound: float | None) -> float | None:
         """Return the bound on the problem, in its unit, from one of the model; None for none."""
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
-        least = float(self.problem.objective.least)
+        least = float(self.problem.objective.known_bound)
         return max(least, safe_bound(self.problem, bound) * self.unit)
 
     def own(self, value: float | None, bound: float | None) -> OwnObjective | None:  # noqa: ARG002
@@ -325,7 +325,7 @@ class ModelProof:
         contradiction = self.form.contradiction()
         if contradiction is not None:
             return f"proved: {contradiction}{self.hint}"
-        return nothing_keeps(self.problem, self.further) + self.hint
+        return infeasibility_proof(self.problem, self.further) + self.hint
 
 
 def _cut_short(raw: RawSolution) -> RawSolution:

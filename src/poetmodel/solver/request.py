@@ -193,7 +193,7 @@ class History:
         if own is not None or simulation is None:
             return () if own is not None else tuple(self.moments)
         objective = result.problem.objective
-        value, bound = objective.overhead(simulation), result.proven_bound - objective.baseline
+        value, bound = objective.overhead_of(simulation), result.proven_bound - objective.baseline
         if result.problem.minimize == Quantity.ENERGY:
             bound = result.overhead_bound_j
         before = [

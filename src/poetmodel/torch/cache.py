@@ -202,7 +202,7 @@ def plain_layout(tensor: torch.Tensor) -> list[Any]:
 def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
     """Return the target of a call as plain values, a custom operation by its content."""
     if isinstance(target, CustomOperation):
-        return [type(target).__name__, plain_value(target.form(), positions)]
+        return [type(target).__name__, plain_value(target.key_attributes(), positions)]
     if isinstance(target, str | torch._ops.OpOverload):  # noqa: SLF001 - the type of operators
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"

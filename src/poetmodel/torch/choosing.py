@@ -36,7 +36,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
-from poetmodel.torch.capturing.inputs import positional
+from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
@@ -283,11 +283,11 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
             tile_trials=tiles.trials,
         )
     with _train_only(_captured_parameters(model, loss_fn), chosen_parameters):
-        captured_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+        capture_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     derived_graph = freezable.trained(chosen_parameters)
-    if shape_of(derived_graph) != shape_of(captured_step.graph):
+    if shape_of(derived_graph) != shape_of(capture_step.graph):
         return _unproved_choice(
-            captured_step,
+            capture_step,
             problem.resolved(),
             request,
             selection,
@@ -295,14 +295,14 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
             scores_by_layer,
         )
     result = _solve_chosen_step(
-        captured_step, derived_graph, problem.resolved(), request, start_schedule
+        capture_step, derived_graph, problem.resolved(), request, start_schedule
     )
     return Choice(
         selection=selection,
         parameters=chosen_parameters,
         scores=scores_by_layer,
         result=result,
-        step=captured_step,
+        step=capture_step,
     )
 
 
@@ -398,7 +398,7 @@ def gradient_norms(
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)
     model_copy.zero_grad()
-    example = positional(batch)
+    example = positional_inputs(batch)
     parameter_names = [name for names in layers.values() for name in names]
     with explained(GRADIENT_NORM):
         output = model_copy(*(example if loss_copy is None else example[:-1]))

@@ -40,7 +40,7 @@ from poetmodel.torch.runtime.profiling import (
     TransferTime,
     profile_of,
 )
-from poetmodel.torch.step.trace import Trace, captured_graph, trace_of
+from poetmodel.torch.step.trace import Trace, build_captured_graph, build_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,11 +146,11 @@ class CachedStep(CachedSchedules):
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
                 cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
-                return trace_of(joint, captured_graph(joint, known=cached_profiles))
-        captured = captured_graph(joint)
+                return build_trace(joint, build_captured_graph(joint, known=cached_profiles))
+        captured = build_captured_graph(joint)
         entries = [[k, observed.to_list()] for k, observed in captured.profiles.items()]
         self._cache.write("step", key, entries)
-        return trace_of(joint, captured)
+        return build_trace(joint, captured)
 
     # -- costs ---------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
-from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
+from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
+from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import CachedStep, is_final_result
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
@@ -33,11 +33,11 @@ from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.scheduled import (
     floor_bytes,
     keep_all_bytes,
-    least_bytes,
+    min_budget_bytes,
     scheduled_costs,
     scheduled_graph,
 )
-from poetmodel.torch.step.trace import Trace, captured_step
+from poetmodel.torch.step.trace import Trace, capture_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,9 +117,9 @@ class Compiled:
         begin = perf_counter()
         show_stage("capturing the step")
         _check_host(model)
-        refuse(type(model).__name__, input_faults(inputs))
+        refuse(type(model).__name__, input_errors(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch's warnings about them
-        joint = captured_step(
+        joint = capture_step(
             model,
             loss_fn,
             inputs,
@@ -263,7 +263,7 @@ class Compiled:
             self.trace,
             plan,
             self.scheduled.numbers,
-            program=self.scheduled.in_operations(plan.program),
+            program=self.scheduled.to_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,
@@ -285,12 +285,12 @@ class Compiled:
             return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
 
         needed = floor_bytes(scheduled) - scheduled.reserved_bytes
-        min_budget_bytes = least_bytes(self.trace, homes=self.options.can_page)
+        smallest_bytes = min_budget_bytes(self.trace, homes=self.options.can_page)
         reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
         return (
             f"ram: {with_percentage(self.budget_bytes, round)} is too small: "
             f"{scheduled.reserved_bytes:,} B are reserved ({reserves}), and operations need "
-            f"another {needed:,} B; set at least ram={with_percentage(min_budget_bytes, math.ceil)}"
+            f"another {needed:,} B; set at least ram={with_percentage(smallest_bytes, math.ceil)}"
         )
 
 
@@ -316,7 +316,7 @@ def _with_free_state(graph: Graph, schedule: Schedule) -> Schedule:
 
 def _check_host(model: torch.nn.Module) -> None:
     """Raise unless steps can be captured here: no autocast, parameters on the CPU."""
-    refuse_surroundings()
+    refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
         raise CaptureError(
             "autocast is active: use it inside the model and the loss, and compile outside of it"

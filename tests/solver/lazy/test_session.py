@@ -10,8 +10,9 @@ from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
+from poetmodel.heuristics.neighbourhood import MOST_IDLE
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
@@ -109,13 +110,46 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
 
 
+@pytest.mark.parametrize(
+    ("gap", "elapsed_s", "iterations"),
+    [(0.5, 1_000.0, MOST_IDLE), (0.5, -1.0, 10), (0.15, 1_000.0, 10)],
+)
+def test_with_a_far_gap_the_search_takes_the_time_that_is_due(
+    monkeypatch, gap, elapsed_s, iterations
+):
+    """It ends after few iterations without gain for each column only if no time is due."""
+    search = PrimalHeuristic(session_that_pages_everything())
+    session, turns = search.session, 0
+
+    def fails():
+        nonlocal turns
+        turns += 1
+        return False
+
+    monkeypatch.setattr(search.neighbourhood, "iterate", fails)
+    session.bounds.lower = session.bounds.incumbent.value * (1 - gap)
+    session.columns = 1_000
+    search.begun_s -= elapsed_s
+    search.improve()
+    assert turns == iterations
+
+
+def test_before_a_solve_the_search_may_take_its_share_of_it():
+    """The time of the solve counts as if it had passed."""
+    search = PrimalHeuristic(session_that_pages_everything())
+    share = search.session.params.search_share(search.session.bounds.gap())
+    before_s = search.due_s
+    search.advance_s = 100.0
+    assert search.due_s - before_s == pytest.approx(share * 100.0, rel=0.01)
+
+
 @parts(2)
 def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
     """On random problems no schedule is better than the optimum, and no bound moves."""
     found = 0
     for number in part.of(range(25)):
         problem = scarce_problem(f"search/{number}", (5, 9))
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             continue
         best = run_rounds(problem).value
         session = session_of(problem)

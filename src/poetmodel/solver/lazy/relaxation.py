@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.layout import form_of, layout_of
+from poetmodel.backends.layout import require_layout, to_standard_form
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
@@ -99,8 +99,8 @@ class Relaxation:
         """State and compile the relaxation that enforces the rows of `grouping`."""
         begun = time.monotonic()
         model = build_relaxation(problem, grouping, recomputable)
-        form = form_of(model)
-        layout = layout_of(form)
+        form = to_standard_form(model)
+        layout = require_layout(form)
         return cls(
             problem=problem,
             grouping=grouping,
@@ -109,7 +109,7 @@ class Relaxation:
             events=model.events,
             unit=model.objective_unit,
             layout=layout,
-            **{name: layout.of(getattr(model, name)) for name in FAMILIES},
+            **{name: layout.form_columns(getattr(model, name)) for name in FAMILIES},
             build_s=time.monotonic() - begun,
         )
 
@@ -187,7 +187,7 @@ class Relaxation:
 
     def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
         """Return the value that a solution has for its own sake, and its part in no schedule."""
-        graph, wants = self.problem.graph, self.problem.wanted
+        graph, wants = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
         for beside, groups, placed, kind in (
             (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.problem import OWN, Constraint, Problem, Quantity
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem, Quantity
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
@@ -205,11 +205,11 @@ def find_ram_step(
     ends_s = time.monotonic() + time_limit
     before = as_candidate(problem, schedule)
     objective = problem.objective
-    value = objective.measured(before.simulation)
+    value = objective.value_of(before.simulation)
     gain = max(GAP * before.value, LEAST_GAIN * abs(value))
-    if objective.in_bytes:
+    if objective.is_in_bytes:
         gain = max(1.0, gain)
-    if before.value - objective.least < gain:
+    if before.value - objective.known_bound < gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper = _limited(problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem)
     least = _solved(ChangedProblem(problem=cheaper, gap=0.0), time_limit / 2, threads)
@@ -248,7 +248,9 @@ def _limited(changed: Problem, most: float, problem: Problem) -> Problem:
         return replace(changed, energy_budget=most)
     if problem.minimize == Quantity.TIME:
         return replace(changed, deadline=most)
-    terms = dict(problem.own_objective if problem.minimize == OWN else ((Total.BYTES_WRITTEN, 1),))
+    terms = dict(
+        problem.own_objective if problem.minimize == USER_OBJECTIVE else ((Total.BYTES_WRITTEN, 1),)
+    )
     upper = most - terms.pop(CONSTANT, 0)
     row = Constraint(name=_free_name(changed, "objective"), terms=terms, upper=upper)
     return replace(changed, constraints=(*changed.constraints, row), own_objective=())

@@ -40,15 +40,15 @@ from poetmodel.placement.placing import place_blocks
 from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.torch.capturing.inputs import (
+    find_loss,
     flatten,
-    loss_in,
     refuse,
-    step_faults,
+    step_errors,
     takes_keywords,
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.replay import temporarily
+from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.errors import CaptureError, explained, quiet
 from poetmodel.torch.graph.tensors import fake
 
@@ -97,7 +97,7 @@ def edge_program(
     CaptureError
         If the step cannot be exported, or an operator has no kernel; the message names it.
     """
-    refuse(name, step_faults(model, loss_fn, inputs))
+    refuse(name, step_errors(model, loss_fn, inputs))
     with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
@@ -126,7 +126,7 @@ def _with_loss(
         batch = unflatten(leaves, structure)
         arguments = batch if loss_fn is None else batch[:-1]
         output = model(**arguments[0]) if by_keyword else model(*arguments)
-        loss: torch.Tensor = loss_in(
+        loss: torch.Tensor = find_loss(
             name, output if loss_fn is None else loss_fn(output, batch[-1])
         )
         return loss
@@ -278,7 +278,7 @@ def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> Lowered
     original = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     corrected = lambda methods: _correct_metadata(original(methods), methods)  # noqa: E731
-    with quiet(), rare_collections(), temporarily(setter, corrected, original):
+    with quiet(), rare_collections(), temporary_setting(setter, corrected, original):
         # to_executorch changes its input.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)

@@ -20,7 +20,7 @@ from poetmodel.torch.runtime.comparison import (
     listed,
 )
 from poetmodel.torch.runtime.profiling import MEASURING_S
-from poetmodel.torch.step.scheduled import there_bytes
+from poetmodel.torch.step.scheduled import always_resident_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
             state.reset()
     runner.move_state()
     # The learning rate is an input, and made anew in each step.
-    rate_bytes = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
-    there = there_bytes(compiled.trace) - rate_bytes
+    rate_bytes = sum(joint.value(a).nbytes for a in joint.arguments_of(InputKind.LEARNING_RATE))
+    there = always_resident_bytes(compiled.trace) - rate_bytes
     ours_there = there - compiled.runner.away_bytes
     return Certificate(
         name=compiled.trace.graph.name,

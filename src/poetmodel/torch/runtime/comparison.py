@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
-from poetmodel.torch.capturing.modules import Attributes, Draws
+from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.runtime.profiling import limited_threads
 from poetmodel.torch.step.optimizers import Moments
@@ -161,7 +161,7 @@ def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) ->
         outputs = joint.module(*inputs)
         loss, *others = (outputs,) if joint.output is None else outputs
         if not backward:
-            return joint.returned(loss.detach(), others)
+            return joint.build_output(loss.detach(), others)
         (loss / joint.accumulate).backward()
     if joint.optimizer is not None:
         others = [value.clone() for value in others]  # what is a parameter is updated below
@@ -169,7 +169,7 @@ def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) ->
             torch.nn.utils.clip_grad_norm_(joint.module.parameters(), joint.clip_grad_norm)
         joint.optimizer.step()
         joint.optimizer.zero_grad()
-    return joint.returned(loss.detach(), others)
+    return joint.build_output(loss.detach(), others)
 
 
 class State:
@@ -186,23 +186,23 @@ class State:
         """Whatever may have a gradient, by name."""
         changed = [r.target for r in joint.results if r.kind is OutputKind.MUTATION]
         if joint.optimizer is not None:
-            changed = list(joint.of(InputKind.BUFFER))
+            changed = list(joint.arguments_of(InputKind.BUFFER))
         self.changed = {a.name: joint.value(a, inputs) for a in changed if a is not None}
         """Objects changed in place, by name; buffers that are not in the graph stay."""
-        self._parameters = {a.name: joint.value(a) for a in joint.of(InputKind.PARAMETER)}
+        self._parameters = {a.name: joint.value(a) for a in joint.arguments_of(InputKind.PARAMETER)}
         self._moments = Moments(joint)
         there = (*self.changed.values(), *joint.module.parameters(), *joint.module.buffers())
         distinct = {id(tensor): tensor for tensor in there}.values()
         self._values = [(tensor, tensor.detach().clone()) for tensor in distinct]
         """Values before, also of what only eager changes: an embedding that bounds its rows."""
         self._random = torch.get_rng_state()
-        self._attributes = Attributes(joint.module)
-        self._draws = Draws(joint.name, self._attributes)
+        self._attributes = ModuleSnapshot(joint.module)
+        self._draws = GeneratorStates(joint.name, self._attributes)
 
     @property
     def is_as_before(self) -> bool:
         """Whether all attributes and hooks of modules are as they were."""
-        return self._attributes.are_as_before()
+        return self._attributes.is_unchanged()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -210,10 +210,10 @@ class State:
         gradients = {name: tensor.grad for name, tensor in self.targets.items()}
         self._clear_gradients()
         try:
-            with self._draws.kept():
+            with self._draws.restored():
                 yield
         finally:
-            self._moments.forget()
+            self._moments.discard_created()
             self.reset()
             for name, tensor in self.targets.items():
                 tensor.grad = gradients[name]
@@ -221,7 +221,7 @@ class State:
     def fill(self) -> None:
         """Let gradients, or the moments of an optimizer, be there before each of the next steps."""
         if self._moments.is_in_use:
-            self._moments.fill()
+            self._moments.create_missing()
             return
         for tensor in self.targets.values():
             if tensor.requires_grad and tensor.is_leaf:
@@ -230,7 +230,7 @@ class State:
     def reset(self, *, attributes: bool = True) -> None:
         """Put back what was changed in place, the state of the random generator, and modules."""
         if attributes:
-            self._attributes.put_back()
+            self._attributes.restore()
         with torch.no_grad():
             for tensor, value in self._values:
                 if not torch.equal(tensor, value):
@@ -252,7 +252,9 @@ class State:
         """
         self.reset(attributes=attributes)
         # What a model returns may be a buffer, which the next run changes.
-        results = {name: value.clone() for name, value in self._joint.named(work()).items()}
+        results = {
+            name: value.clone() for name, value in self._joint.results_by_name(work()).items()
+        }
         for name, tensor in self.targets.items():
             if tensor.grad is not None:
                 results[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
@@ -273,9 +275,9 @@ def differences(trace: Trace, expected: Results, actual: Results) -> Iterator[Re
     """Yield the results that are not equal bit for bit."""
     parts = trace.parts
     ops = {
-        output.result.name: parts.operations[output.after].name
+        output.result.name: parts.operations[output.completed_by].name
         for output in parts.outputs
-        if output.after is not None
+        if output.completed_by is not None
     }
     for name in sorted(expected.keys() | actual.keys()):
         reference, value = expected.get(name), actual.get(name)

@@ -18,7 +18,7 @@ from torch import fx
 
 from poetmodel.torch.graph.operators import chosen_kernel, kernel_of, set_kernel
 from poetmodel.torch.graph.tensors import heap_peak_bytes, tensors_in
-from poetmodel.torch.step.scheduled import keep_all_bytes, there_bytes
+from poetmodel.torch.step.scheduled import always_resident_bytes, keep_all_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,7 +68,7 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
     """
     if budget_bytes >= keep_all_bytes(trace):
         return []
-    target_bytes = int(SHARE * (budget_bytes - there_bytes(trace)))
+    target_bytes = int(SHARE * (budget_bytes - always_resident_bytes(trace)))
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
     known: dict[str, tuple[Any, int] | None] = {}
     chosen = []

@@ -18,10 +18,10 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
-from poetmodel.torch.capturing.replay import call, sampled, temporarily
+from poetmodel.torch.capturing.replay import call, replay_sampled, temporary_setting
 from poetmodel.torch.state.pages import checksum, read_page, write_page
 from poetmodel.torch.step.trace import Trace
-from poetmodel.torch.step.updates import ParameterUpdate, copies
+from poetmodel.torch.step.updates import ParameterUpdate, copy_tensors
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -232,7 +232,9 @@ def _check(trace: object, repeats: object, threads: object) -> None:
         if type(value) is not int or value < 1:
             raise InputError(f"{name}: expected a whole number from 1, got {shown(value)}")
     joint = trace.joint
-    kinds = {joint.value(argument).device.type for argument in joint.of(InputKind.PARAMETER)}
+    kinds = {
+        joint.value(argument).device.type for argument in joint.arguments_of(InputKind.PARAMETER)
+    }
     if kinds != {"cpu"}:
         raise InputError(
             f"{joint.name}: only steps on the cpu can be measured, and its parameters are on "
@@ -269,7 +271,7 @@ def unit_times_s(
         if isinstance(node.target, ParameterUpdate):
             # A program writes over state and gradient; here others read them.
             state, gradients, *others = arguments
-            own = (copies(state), copies(gradients), *others)
+            own = (copy_tensors(state), copy_tensors(gradients), *others)
             work = partial(node.target.replace, *own, owned=True)
         begin = clock()
         value = work()
@@ -282,7 +284,7 @@ def unit_times_s(
             len(steps_s) < LEAST_STEPS or perf_counter() - begin < most_s
         ):
             now.clear()
-            like = sampled(joint, execute)
+            like = replay_sampled(joint, execute)
             now.update({node: now[first] for node, first in like.items()})
             steps_s.append(sum(_of_units(parts, now)))
             for node, took_s in now.items():
@@ -299,7 +301,7 @@ def _of_units(parts: CapturedGraph, times_s: Mapping[fx.Node, float]) -> Iterato
 
 def limited_threads(threads: int) -> AbstractContextManager[None]:
     """Let PyTorch compute with so many threads inside."""
-    return temporarily(torch.set_num_threads, threads, torch.get_num_threads())
+    return temporary_setting(torch.set_num_threads, threads, torch.get_num_threads())
 
 
 # -- times of pages ---------------------------------------------------------------------------

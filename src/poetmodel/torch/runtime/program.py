@@ -15,7 +15,7 @@ from poetmodel.plan import Op, Program
 from poetmodel.torch.graph.operators import set_kernel
 from poetmodel.torch.graph.python import python_function
 from poetmodel.torch.graph.rewriting import Rewriter
-from poetmodel.torch.step.in_place import kernel_in_place, place_of
+from poetmodel.torch.step.in_place import argument_position, in_place_kernel
 from poetmodel.torch.step.updates import ParameterUpdate, Update
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ class StepWriter(Rewriter):
             self._arguments[argument.node] = self.graph.placeholder(argument.node.name)
         self._new = self.graph.placeholder("new") if trace.joint.optimizer is not None else None
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
-        self.held = {k: e for k, e in enumerate(self.parts.outputs) if e.held}
+        self.held = {k: e for k, e in enumerate(self.parts.outputs) if e.is_returned_at_end}
         self._results: dict[int, fx.Node] = {}
         self._after: dict[int | None, list[int]] = {}
         """Numbers of the outputs after each operation."""
         for number, output in enumerate(self.parts.outputs):
-            self._after.setdefault(output.after, []).append(number)
+            self._after.setdefault(output.completed_by, []).append(number)
         self._count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self._states: dict[int, fx.Node | None] = {}
         """The random state that each operation began with, if it repeats; None if it does not."""
@@ -238,7 +238,7 @@ class TrainingWriter(StepWriter):
         for _, read in operation.in_place:
             if read not in dying:
                 continue
-            kernel = kernel_in_place(operation.node, place_of(self.parts, operation, read))
+            kernel = in_place_kernel(operation.node, argument_position(self.parts, operation, read))
             if kernel is not None:
                 set_kernel(new, kernel)
             return

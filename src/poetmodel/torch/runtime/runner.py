@@ -82,7 +82,7 @@ class Runner:
         view = {} if self.homes is None else self.homes.numbers_of(trace)
         self._away = {index: view[number] for index, number in away.items()}
         """The numbers in the state file of state on storage, and of what replaces it."""
-        self.waits = rollback and (self.file is not None or bool(trace.joint.checked))
+        self.waits = rollback and (self.file is not None or bool(trace.joint.finite_check_lines))
         """Whether gradients that are added to existing ones wait for the end of the step."""
         joint = trace.joint
         indices = {argument.node: index for index, argument in enumerate(joint.arguments)}
@@ -96,8 +96,10 @@ class Runner:
         self._changed = {k: indices[t.node] for k, t in targets.items() if t is not None}
         """Which of what is held goes to which arguments at the end of a step."""
         self._random = any(operation.is_random for operation in trace.parts.operations)
-        self._owned = [indices[argument.node] for argument in joint.owned]
-        self._inputs = [(indices[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
+        self._owned = [indices[argument.node] for argument in joint.module_arguments]
+        self._inputs = [
+            (indices[a.node], a.position) for a in joint.arguments_of(InputKind.USER_INPUT)
+        ]
         lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
         self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
         """Arguments that are the same in each step; None for others."""
@@ -105,7 +107,7 @@ class Runner:
         unread = [
             indices[a.node] for a in joint.arguments if direct.get(a.node, (None,))[0] in self._away
         ]
-        self._state = None if joint.optimizer is None else OptimizerState(joint, away=unread)
+        self._state = None if joint.optimizer is None else OptimizerState(joint, on_storage=unread)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -155,13 +157,13 @@ class Runner:
         self.move_state()
         values = self._values(inputs)
         if self._state is not None:
-            values.append(self._state.fill(values))
+            values.append(self._state.fill_arguments(values))
         gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
         before = torch.default_generator.get_state() if self._random else None
         try:
             held = self.run(values, gradients.emit)
             if self._state is not None:
-                self._state.keep(values)
+                self._state.store_first_moments(values)
             if self.homes is not None:
                 self.homes.commit()
         except BaseException as error:
@@ -176,7 +178,7 @@ class Runner:
                 torch._foreach_copy_([values[index] for index in self._changed.values()], new)
         loss, *others = [held[k] for k in self._returned]
         # What the model returns may be an argument as it is.
-        return self.trace.joint.returned(loss, [value.detach() for value in others])
+        return self.trace.joint.build_output(loss, [value.detach() for value in others])
 
     def _put_back(self, error: BaseException) -> None:
         """Put back the state of before a step that failed, or say that it is torn."""
@@ -190,7 +192,7 @@ class Runner:
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the present objects of the arguments, in their order."""
         values: list[Any] = self._fixed.copy()
-        for index, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
+        for index, value in zip(self._owned, self.trace.joint.module_tensors(), strict=True):
             values[index] = value
         for index, position in self._inputs:
             values[index] = inputs[position]
@@ -220,9 +222,9 @@ class Runner:
             joint = self.trace.joint
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
-                f"inverted, where the model asks for it, at {listed(joint.checked)}, and a step "
-                "does only what follows where all is well; nothing has changed: leave this batch "
-                "out, or run it with eager PyTorch"
+                f"inverted. The model tests this at {listed(joint.finite_check_lines)}, and a step "
+                "supports only passed tests; nothing has changed: leave this batch out, or run it "
+                "with eager PyTorch"
             )
 
     def _pages(self) -> Pages | None:
@@ -302,7 +304,7 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
     targets = {
         number: output.result.target
         for number, output in enumerate(parts.outputs)
-        if not output.held and output.result.target is not None
+        if not output.is_returned_at_end and output.result.target is not None
     }
     keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
     final = {key: number for number, key in keys.items()}

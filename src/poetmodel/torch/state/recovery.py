@@ -27,7 +27,7 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_page
-from poetmodel.torch.step.optimizers import Optimizers, each_of, owner_of, rules_of
+from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, members_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def recover(
         several. Then nothing is loaded.
     """
     check_kind("model", model, torch.nn.Module)
-    for each in each_of(Optimizers.of(optimizer)):
+    for each in members_of(Optimizers.combine(optimizer)):
         check_kind("optimizer", each, torch.optim.Optimizer)
     loaded = _LOADED.pop(model, None)
     if loaded is not None:
@@ -110,7 +110,7 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
-        self.optimizer = optimizer = Optimizers.of(optimizer)
+        self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
         for prefix, module in modules.items():
@@ -119,7 +119,7 @@ class _RecoveryTargets:
             self._tensors |= {(InputKind.PARAMETER, path): value for path, value in parameters}
             self._tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
         self._moments = {
-            id(p): rule.moments for rule, parameters in rules_of(optimizer) for p in parameters
+            id(p): rule.moments for rule, parameters in group_rules(optimizer) for p in parameters
         }
         """Keys of the moments of each parameter, by its id; an empty value if unknown."""
 
@@ -170,7 +170,7 @@ class _RecoveryTargets:
             elif expected_keys and not (keys & set(expected_keys)) - {"step"}:
                 yield (
                     f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
-                    f"optimizer {type(owner_of(self.optimizer, parameter)).__name__} has "
+                    f"optimizer {type(find_owner(self.optimizer, parameter)).__name__} has "
                     f"{listed(sorted(expected_keys))}"
                 )
 
@@ -183,7 +183,7 @@ class _RecoveryTargets:
             if value is not None:
                 owner.data.copy_(value)
             return
-        state = owner_of(self.optimizer, owner).state
+        state = find_owner(self.optimizer, owner).state
         if value is not None:
             state[owner][tensor.key] = value
         elif owner in state:

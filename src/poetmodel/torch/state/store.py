@@ -74,7 +74,7 @@ class _State:
         if self.moment is None:
             self.find().data = value
         else:
-            self.moment.keep(value)
+            self.moment.store(value)
 
 
 class StateStore:
@@ -96,7 +96,7 @@ class StateStore:
     def __init__(
         self, trace: Trace, on_storage: Collection[int], *, folder: str | Path, rollback: bool
     ) -> None:
-        self._all_states = {state.index: state for state in _all_states(trace)}
+        self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
         self._on_storage: frozenset[int] = frozenset()
         self._is_trial = False
@@ -106,13 +106,13 @@ class StateStore:
         with replace_recovered(folder, model) as steps:
             self.file = StateFile(
                 folder,
-                (state.tensor for state in self._all_states.values()),
+                (state.tensor for state in self._states.values()),
                 name=trace.joint.name,
                 generations=2 if rollback else 1,
                 steps=steps,
             )
             try:
-                for state in self._all_states.values():
+                for state in self._states.values():
                     if not state.is_absent and (rollback or state.index in on_storage):
                         self._write(state)
                 self.file.commit()
@@ -133,7 +133,7 @@ class StateStore:
         Raises `CaptureError` if these inputs have state that the first ones did not.
         """
         index_by_identity = {
-            _identity(state.tensor): index for index, state in self._all_states.items()
+            _identity(state.tensor): index for index, state in self._states.items()
         }
         numbers = {}
         for state in _step_states(trace):
@@ -158,9 +158,9 @@ class StateStore:
         if self._is_trial:
             self.file.rollback()
             return
-        for state in self._all_states.values():
+        for state in self._states.values():
             if state.moment is not None and state.is_absent and state.moment.key == "sum":
-                state.moment.keep(state.find())  # the first step adds to it
+                state.moment.store(state.find())  # the first step adds to it
         try:
             self._update_file()
         except BaseException:
@@ -175,7 +175,7 @@ class StateStore:
         Binds tensors that the user has replaced to the file again.
         """
         absent, replaced = [], []
-        for index, state in self._all_states.items():
+        for index, state in self._states.items():
             memory = self._memories.get(index)
             if state.is_absent:
                 self._forget(index)
@@ -207,7 +207,7 @@ class StateStore:
         In a trial, the mappings only show the written tensors until the next step.
         """
         if self.has_two_generations:
-            for index, state in self._all_states.items():
+            for index, state in self._states.items():
                 if state.is_updated and index not in self._on_storage and not state.is_absent:
                     self._write(state)
                     self.mirrored_bytes += state.tensor.storage.bytes
@@ -225,12 +225,12 @@ class StateStore:
         self.file.rollback()
         if not self.has_two_generations:
             return
-        for index, state in self._all_states.items():
+        for index, state in self._states.items():
             if not state.is_updated or index in self._on_storage:
                 continue
             if not self.file.contains(index):
                 if state.moment is not None:
-                    state.moment.drop()
+                    state.moment.remove()
                 continue
             value = state.find()
             page_memory, stored = allocate_page(state.tensor.storage)
@@ -271,7 +271,7 @@ class StateStore:
         for index in self._on_storage - on_storage:
             if self.file.contains(index):
                 self.file.unmap(index)
-        added = [self._all_states[index] for index in sorted(on_storage - self._on_storage)]
+        added = [self._states[index] for index in sorted(on_storage - self._on_storage)]
         self._on_storage = on_storage
         if not self.has_two_generations:
             for state in added:
@@ -284,7 +284,7 @@ class StateStore:
         """Bind tensors with their home on storage that are in the file, but not mapped yet."""
         for index in self._on_storage:
             if not self.file.is_mapped(index) and self.file.contains(index):
-                self._bind(self._all_states[index])
+                self._bind(self._states[index])
 
     def _bind(self, state: _State) -> None:
         """Map the memory of a tensor to the file, and set the tensor to this memory."""
@@ -354,7 +354,11 @@ def _step_states(trace: Trace) -> Iterator[_State]:
         if argument.kind not in _STATE_KINDS or argument.node not in trace.parts.direct:
             continue
         index, _ = trace.parts.direct[argument.node]
-        moment = argument.held if isinstance(argument.held, OptimizerSlot) else None
+        moment = (
+            argument.optimizer_value
+            if isinstance(argument.optimizer_value, OptimizerSlot)
+            else None
+        )
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
             first_paths.setdefault(id(find()), argument.target)
