@@ -12,7 +12,7 @@ import torch
 
 from poetmodel.backends.registry import backend as find_backend
 from poetmodel.budgets import Budget, TileChoice
-from poetmodel.choosing.freezing import Freezable, shape_of
+from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
@@ -20,7 +20,7 @@ from poetmodel.choosing.search import (
     check_names,
     check_scores,
     layers_of,
-    renamed,
+    rename_costs,
     select,
 )
 from poetmodel.clock import now_s
@@ -35,7 +35,7 @@ from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
-from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
@@ -269,7 +269,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         )
     start_schedule = None if selection.result is None else selection.result.schedule
     if tile_bytes is not None:
-        derived_step = freezable.trained_step(chosen_parameters)
+        derived_step = freezable.step_for(chosen_parameters)
         derived_graph = derived_step.graph
         return Choice(
             selection=selection,
@@ -284,8 +284,8 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         )
     with _train_only(_captured_parameters(model, loss_fn), chosen_parameters):
         capture_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    derived_graph = freezable.trained(chosen_parameters)
-    if shape_of(derived_graph) != shape_of(capture_step.graph):
+    derived_graph = freezable.graph_for(chosen_parameters)
+    if graph_signature(derived_graph) != graph_signature(capture_step.graph):
         return _unproved_choice(
             capture_step,
             problem.resolved(),
@@ -350,11 +350,11 @@ def _choose_tiles(
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
     budget = Budget.of_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
     absolute_limits = {**limits, "ram": budget.in_bytes(whole_bytes)}
-    candidates = fitting_tiles(
+    candidates = candidate_tiles(
         step,
         choice,
         board,
-        room_bytes=budget.resolve(whole_bytes),
+        ram_bytes=budget.resolve(whole_bytes),
         paging=board.storage is not None and limits.get("paging", True),
         names_nodes=profile is not None,
     )
@@ -376,8 +376,8 @@ def _proof_scope(
         return f"proved only for tiles of {format_bytes(tile_bytes)}"
     if device is None:
         return ""
-    size, tiled_step = chosen_tiles(
-        whole_step, TileChoice.AUTO, device, room_bytes=0, paging=problem.can_page
+    size, tiled_step = choose_tiles(
+        whole_step, TileChoice.AUTO, device, ram_bytes=0, paging=problem.can_page
     )
     if size is None:
         return ""
@@ -525,7 +525,7 @@ def _solve_chosen_step(
     `derived` is the graph of the same nodes under other names that the selection used.
     """
     costs = costs_for(derived, problem)
-    stated = replace(problem, graph=step.graph, costs=renamed(costs, derived, step.graph))
+    stated = replace(problem, graph=step.graph, costs=rename_costs(costs, derived, step.graph))
     result = solve(
         stated,
         backend=request.backend,

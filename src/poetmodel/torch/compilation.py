@@ -167,6 +167,7 @@ class Step:
         self._current = self._compile(inputs)
 
     def __repr__(self) -> str:
+        """Format name, planned peak, overhead and call in one line."""
         current, result = self._current, self._current.result
         overhead, baseline = "", result.problem.objective.baseline
         if result.overhead is not None and baseline > 0:
@@ -353,6 +354,7 @@ class Step:
         )
 
     def _compile(self, inputs: Inputs) -> Compiled:
+        """Compile for these inputs, showing progress, and append the result to `_compiled`."""
         first = self._compiled[0] if self._compiled else None
         with CAPTURE_LOCK, rare_collections(), show_stages() as show_stage:
             compiled = Compiled(

@@ -72,6 +72,7 @@ class CompileOptions:
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
+        """Check options that need no graph; raise one `InputError` for all."""
         faults = []
         storage: Any = self.storage
         if self.dynamic not in ("error", "retrace"):

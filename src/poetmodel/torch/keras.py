@@ -214,6 +214,11 @@ def _stateless_call(model: Any, ending: Any) -> Callable[..., tuple[Any, list[to
         inputs: tuple[torch.Tensor, ...],
         training: bool,  # noqa: FBT001
     ) -> tuple[Any, list[torch.Tensor]]:
+        """Return the output and the new values of untrained variables.
+
+        Raises `InputError` if layers were frozen or unfrozen since, draw from Keras' seeds, or add
+        losses.
+        """
         model_inputs = _pack_inputs(model, inputs)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
         tensors = [*trained, *untrained]

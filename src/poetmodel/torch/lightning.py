@@ -188,6 +188,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         signature_of_log, logged = signature(type(module).log), []
 
         def log(*args: Any, **kwargs: Any) -> None:
+            """Record the arguments of a call of ``log``; raise for values that are no tensors."""
             entry = signature_of_log.bind(module, *args, **kwargs).arguments
             del entry["self"]
             if not isinstance(entry["value"], torch.Tensor):

@@ -121,6 +121,7 @@ def _with_loss(
     by_keyword = takes_keywords(model, model_inputs)
 
     def forward(*tensors: torch.Tensor) -> Any:
+        """Compute the loss from the tensors; the other inputs are constants."""
         values = iter(tensors)
         leaves = [next(values) if isinstance(v, torch.Tensor) else v for v in flat]
         batch = unflatten(leaves, structure)

@@ -49,6 +49,7 @@ class EdgeGraph(StepGraph):
         super().__init__(program.graph, profiles, name=name)
 
     def _add_sources(self) -> None:
+        """Add each user input as a source operation."""
         for number, node in enumerate(self._inputs):
             value = fake(node)
             self.add_source(

@@ -80,6 +80,7 @@ class ExecutorchProgram:
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
+        """Format sizes, status and solve time in one line."""
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "

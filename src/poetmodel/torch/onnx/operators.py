@@ -66,6 +66,7 @@ def operator(
     """Return a decorator that registers a function as the implementation of operators."""
 
     def register(run: Run) -> Run:
+        """Register the function under all names."""
         for name in names:
             OPERATORS[name] = Operator(
                 run=run,

@@ -141,6 +141,8 @@ def _rnn(
     """Compute an RNN."""
 
     def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+        """Return the function of one time step."""
+
         def step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
@@ -159,12 +161,14 @@ def _gru(
     """Compute a GRU. ONNX orders the gates: update, reset, new."""
 
     def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+        """Return the function of one time step."""
         gate, new = functions
         split_sizes = (2 * weights.hidden, weights.hidden)
 
         def step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
+            """Compute a time step whose reset gate multiplies the projected state."""
             (h,) = state
             input_z, input_reset, input_new = projected.chunk(3, 1)
             projected_state = functional.linear(h, weights.state, weights.biases[1])
@@ -176,6 +180,7 @@ def _gru(
         def step_reset_first(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
+            """Compute a time step whose reset gate multiplies the state before its projection."""
             (h,) = state
             gates_weight, state_new = weights.state.split(split_sizes)
             bias = weights.biases[1]
@@ -206,6 +211,7 @@ def _lstm(
     """Compute an LSTM. ONNX orders the gates: input, output, forget, cell."""
 
     def cell(weights: _Weights, functions: tuple[Function, ...], direction: int) -> Cell:
+        """Return the function of one time step."""
         gate, new, out = functions
         peephole_weights = None if peepholes is None else tensor(peepholes, x)[direction].chunk(3)
 
@@ -216,6 +222,7 @@ def _lstm(
         def step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
+            """Return the next hidden and cell state."""
             h, c = state
             total = projected + functional.linear(h, weights.state, weights.biases[1])
             i, o, f, g = total.chunk(4, 1)

@@ -218,6 +218,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
+    """Return the header's JSON object of a tensor."""
     return {
         "kind": tensor.kind,
         "owner": tensor.owner,
@@ -236,6 +237,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
+    """Return the tensor of a JSON object; its index is its position in the header."""
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -312,6 +314,10 @@ class StateFile:
     # -- the file --------------------------------------------------------------------------------
 
     def _create(self, folder: str | Path) -> None:
+        """Create, lock and allocate the file, and write its header.
+
+        Raises `InputError` if that fails. Forked processes close the file.
+        """
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")
         try:

@@ -65,6 +65,7 @@ class ScratchFile:
         self._create()
 
     def _create(self) -> None:
+        """Create and lock the file; raise `InputError` if that fails."""
         folder = self._folder
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*")
@@ -135,6 +136,7 @@ class PageFile(ScratchFile):
         self._read_page(self.offsets[index], memory, self._page_name(index))
 
     def _create(self) -> None:
+        """Create the file and allocate its full size; raise `InputError` if that fails."""
         super()._create()
         try:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
@@ -338,6 +340,7 @@ _FILE_PAGE: Final = np.uint64(1 << 61)
 
 
 def _c_library() -> Any:
+    """Return the C library with argument types of mmap, mremap and munmap."""
     library = ctypes.CDLL(None, use_errno=True)
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.argtypes = (pointer, size, number, number, number, ctypes.c_int64)
