@@ -31,7 +31,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
 from poetmodel.lowered.step import Weights
 from poetmodel.sweeps.measurement import FAILED
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _of_step(wanted: FrontRun) -> dict[str, Any]:
 
 def _least(step: LoweredStep) -> dict[str, Any]:
     """Return what a node needs at least, whole and in tiles, and what is taken beside it [B]."""
-    tiles = in_tiles(step, "32KiB")
+    tiles = divide_step(step, "32KiB")
     return {
         "floor_bytes": floor(step.graph).bytes,
         "tiled_floor_bytes": floor(tiles.graph).bytes,
