@@ -653,8 +653,10 @@ def models() -> pd.DataFrame:
     """Return the models of other libraries that were tried, and how each ended."""
     found = load("coverage")
     found = found[found.status.isin(["works", "differs", "refused"])]
-    fits = [missing(told) or (told["equal"] and told["within"]) for told in found.budget.tolist()]
-    back_end = [None if missing(told) else told["status"] for told in found.back_end.tolist()]
+    fits = [
+        missing(entry) or (entry["equal"] and entry["within"]) for entry in found.budget.tolist()
+    ]
+    back_end = [None if missing(entry) else entry["status"] for entry in found.back_end.tolist()]
     return found.assign(
         library=found.name.str.split().str[0],
         works=(found.status == "works") & (found.other == "works") & pd.Series(fits, found.index),

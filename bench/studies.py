@@ -20,6 +20,7 @@ STUDIES: Final = {
     "solvers": "solver_runs:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
+    "tiled": "tiled:STUDY",
     "fronts": "mcu.fronts:STUDY",
     "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "int8-training": "pytorch.int8_training:STUDY",

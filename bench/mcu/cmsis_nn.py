@@ -157,12 +157,12 @@ def _fields(
         factors = [*map(float, scales / twice), twice * given["inverse"] / 2**ADD_SHIFT]
         numbers = {"zero_x": given["a_zero"], "zero_w": given["b_zero"]}
         data = {"x": given["a"], "w": given["b"]}
-        return numbers, {**_bytes(data), **_scaled(scales, factors)}
+        return numbers, {**_bytes(data), **_scale_arrays(scales, factors)}
     if kind not in CONVOLUTIONS:
         ends = {name: ("const int32_t", given[name]) for name in ("rows", "columns")}
         scales = np.array([given.get("scale", 0.0)])
         numbers = {"zero_x": given.get("zero_x", 0)}
-        return numbers, {**_bytes({"x": given["x"]}), **ends, **_scaled(scales, ())}
+        return numbers, {**_bytes({"x": given["x"]}), **ends, **_scale_arrays(scales, ())}
     scales = given["scale"]
     rounded = np.rint(given["bias"].astype(np.float64) / scales).astype(np.int64)
     arrays: dict[str, tuple[str, Iterable[Any]]] = {
@@ -174,14 +174,14 @@ def _fields(
     zero_x = given["zero_x"] if "zero_x" in given else _zero_of(given)
     factors = [float(scale) * given["inverse"] for scale in scales]
     data = {name: given[name] for name in ("x", "w")}
-    return {"zero_x": zero_x}, {**_bytes(data), **arrays, **_scaled(scales, factors)}
+    return {"zero_x": zero_x}, {**_bytes(data), **arrays, **_scale_arrays(scales, factors)}
 
 
 def _bytes(data: Mapping[str, Any]) -> dict[str, tuple[str, Iterable[Any]]]:
     return {name: ("const int8_t", values) for name, values in data.items()}
 
 
-def _scaled(scales: Any, factors: Sequence[float]) -> dict[str, tuple[str, Iterable[Any]]]:
+def _scale_arrays(scales: Any, factors: Sequence[float]) -> dict[str, tuple[str, Iterable[Any]]]:
     """Return the arrays of scales, and of factors in 31 bits unless there are none."""
     arrays: dict[str, tuple[str, Iterable[Any]]] = {
         "scale": ("const float", map(float.hex, scales.astype(float)))

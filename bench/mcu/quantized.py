@@ -122,7 +122,7 @@ class Layers:
     # -- calls -------------------------------------------------------------------------------------
 
     def call(self, kernel: str, elements: int, *arguments: Argument) -> Call:
-        """Add a call, of so many results."""
+        """Add a call with a number of results."""
         kind = DataType.REAL if kernel == "pm_q8_dequantize" else DataType.INT8
         name = f"result_{len(self.calls)}"
         self.buffers[name] = Buffer(elements=elements, type=kind)

@@ -75,7 +75,7 @@ def _floor(run: FloorRun) -> dict[str, Any]:
     model, loss = _network(run.network)
     expected = copy.deepcopy(model)
     _step(expected, loss)
-    back, step = _compiled(run, copy.deepcopy(model), loss, "100%")
+    back, step = _compile_passes(run, copy.deepcopy(model), loss, "100%")
     step()
     keep_all_bytes, least_bytes, bound_bytes = _least(back, run.limit_s)
     facts: dict[str, Any] = {
@@ -87,7 +87,7 @@ def _floor(run: FloorRun) -> dict[str, Any]:
     for ratio in RATIOS:
         trained = copy.deepcopy(model)
         budget_bytes = min(ceil(ratio * least_bytes), keep_all_bytes)
-        back, step = _compiled(run, trained, loss, budget_bytes)
+        back, step = _compile_passes(run, trained, loss, budget_bytes)
         try:
             step()
         except BackendCompilerFailed as error:
@@ -129,7 +129,7 @@ def _step(model: Any, loss: Callable[[Any], Any]) -> None:
     loss(model).backward()
 
 
-def _compiled(
+def _compile_passes(
     run: FloorRun, model: Any, loss: Callable[[Any], Any], ram: str | int
 ) -> tuple[Any, Callable[[], None]]:
     """Return a back end, and forward and backward pass of a network by it."""

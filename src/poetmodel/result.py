@@ -409,7 +409,7 @@ class SolveResult:
             "primal_integral_s": self.primal_integral_s,
         }
         return {
-            metric.key: claims[metric.key] if metric.of is None else metric.of(simulation)
+            metric.key: claims[metric.key] if metric.read is None else metric.read(simulation)
             for metric in metrics_at(Display.FILE, *groups)
         }
 

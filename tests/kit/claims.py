@@ -358,9 +358,9 @@ def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **
     if way.startswith("rounds"):
         return _wrong_rounds(problem, best, rows_to_begin_with(problem, way, seed))
     watch = Watch(problem, best)
-    told = {"on_progress": watch} if watched and way != "by hand" else {}
+    callback = {"on_progress": watch} if watched and way != "by hand" else {}
     settled = options.get("time_limit", LIMIT_S) >= LIMIT_S
-    options = {"time_limit": 10 * LIMIT_S, "gap": gap, **told, **options}
+    options = {"time_limit": 10 * LIMIT_S, "gap": gap, **callback, **options}
     try:
         result = answer(problem, way, seed=seed, **options)
     except PoetModelError as error:

@@ -105,7 +105,7 @@ def twins(rng):
 def with_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
     """Return a problem with random own constraints, and now and then an own objective.
 
-    There are so many rules, some of which state a row for every node or tensor. Their limits are
+    Some rules state a row for every node or tensor. Their limits are
     near what a schedule takes, be it wasteful, so that they bind or just cannot be kept.
     """
     count = rows if isinstance(rows, int) else rng.randint(*rows)
@@ -123,10 +123,10 @@ def constrained(rng, problem):
 
     It is searched for the schedules that rows are measured by: the best one, or one that wastes.
     """
-    return with_random_rows(rng, problem, _measured(rng, problem, 0.6))
+    return with_random_rows(rng, problem, _measured_schedule(rng, problem, 0.6))
 
 
-def _measured(rng, problem, rewarded):
+def _measured_schedule(rng, problem, rewarded):
     """Return a best schedule, with this chance for a random objective; a random one without."""
     best = optimum(problem)
     if best is not None and rng.random() < rewarded:
@@ -236,7 +236,7 @@ def scaled_and_constrained(rng, n=(3, 5)):
     cancel.
     """
     problem = scaled_instance(rng, n)
-    schedule = _measured(rng, problem, 0.5)
+    schedule = _measured_schedule(rng, problem, 0.5)
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     rows = []
     for number in range(rng.randint(1, 3)):

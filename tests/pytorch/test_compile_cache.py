@@ -18,7 +18,7 @@ from poetmodel.torch import compile_cache
 from poetmodel.torch import compiled as preparation
 from poetmodel.torch.cache import Cache, default_folder, digest
 from poetmodel.torch.runtime import profiling
-from poetmodel.torch.runtime.convolutions import split_kernels
+from poetmodel.torch.runtime.convolutions import describe_split_kernels
 from poetmodel.torch.step import captured
 
 nn = torch.nn
@@ -58,7 +58,7 @@ class Counted:
         self.counts = {}
         for module, name in (
             (captured, "profile_on_inputs"),
-            (profiling, "unit_times_s"),
+            (profiling, "measure_operation_times"),
             (preparation, "solve"),
         ):
             self._count(monkeypatch, module, name, getattr(module, name))
@@ -77,7 +77,7 @@ class Counted:
         return found
 
 
-ALL = {"profile_on_inputs", "unit_times_s", "solve"}
+ALL = {"profile_on_inputs", "measure_operation_times", "solve"}
 
 
 @pytest.mark.parametrize("updates", [False, True])
@@ -141,8 +141,10 @@ def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkey
         torch.set_num_threads(before)
     expected = set(OTHERS[case])
     if options:
-        alike = split_kernels(other.compiled.trace) == split_kernels(first.compiled.trace)
-        expected |= set() if alike else {"unit_times_s"}
+        alike = describe_split_kernels(other.compiled.trace) == describe_split_kernels(
+            first.compiled.trace
+        )
+        expected |= set() if alike else {"measure_operation_times"}
     assert counted.take() == expected
 
 

@@ -337,7 +337,7 @@ def test_dropout_between_recurrent_layers_is_drawn(kind, p):
     own = model, loss_fn, (torch.randn(2, 3, 4), torch.randn(2, 3, 8))
     traced = trace(*own, measure_workspace=False)
     plan = random_program(traced.graph, Random(1), "blocking", page=0)  # noqa: S311
-    runner = Runner(traced, plan, range(len(traced.parts.storages)))
+    runner = Runner(traced, plan, range(len(traced.step_graph.storages)))
     state = torch.get_rng_state()
     loss = loss_fn(model(own[2][0]), own[2][1])
     loss.backward()

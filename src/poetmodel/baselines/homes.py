@@ -18,7 +18,7 @@ from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import last_resort
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
+from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _schedule_with_homes(
     """Schedule a problem without state, and return the schedule for the graph with state."""
     stateless_schedule = method(stateless)
     _require_in_time(problem, stateless_schedule)
-    return paged_at_once(
+    return with_immediate_page_outs(
         problem.graph,
         R=stateless_schedule.R,
         kept=stateless_schedule.kept,

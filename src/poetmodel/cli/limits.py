@@ -52,7 +52,7 @@ def limits(
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
-    from poetmodel.plan.alignment import alignment_on
+    from poetmodel.plan.alignment import device_alignment
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
@@ -68,7 +68,7 @@ def limits(
             gap=search.gap,
             threads=search.threads,
             solver_options=search.solver_options,
-            alignment=None if step is None else alignment_on(problem.costs.device),
+            alignment=None if step is None else device_alignment(problem.costs.device),
         )
     beside = None if step is None else beside_bytes(step, commit=limits.steps_to_commit is not None)
     tiles = None if step is None or source.tile else _in_tiles(step, problem)
@@ -185,7 +185,7 @@ def _facts(
 
 def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:
     """Return the least RAM of exported C: its tensors, and what it takes beside them."""
-    from poetmodel.plan.alignment import alignment_on
+    from poetmodel.plan.alignment import device_alignment
 
     if limit.value is None:
         return row(WORDS[limit.name], "none", limit.result.reason)
@@ -197,7 +197,7 @@ def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:
     note = (
         f"{_proof(limit, unit)}; --ram {whole}B of 'poetmodel export', {format_bytes(beside)} of "
         f"it for inputs, stack and runtime; tensors begin at multiples of "
-        f"{alignment_on(problem.costs.device)} B"
+        f"{device_alignment(problem.costs.device)} B"
     )
     return row(WORDS[limit.name], format_bytes(whole), note)
 

@@ -177,7 +177,7 @@ def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
 
 def _facts(planned: PlanResult) -> Iterator[Fact]:
     from poetmodel.plan import Op, encode
-    from poetmodel.plan.listing import homes_in_words
+    from poetmodel.plan.listing import describe_homes
 
     plan, check = planned.plan, planned.check
     times = dict.fromkeys(Op, 0)
@@ -202,7 +202,7 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
     if planned.arena is not None:
         yield from arena_facts(planned.arena)
     yield from shown(Group.STORAGE)
-    homes = homes_in_words(planned.graph, plan)
+    homes = describe_homes(planned.graph, plan)
     if homes:
         reads = len(plan.first_reads(planned.graph))
         first = f", {count(reads)}first reads" if reads else ""
@@ -213,9 +213,9 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
     """Yield the figures of the addresses of a plan."""
-    from poetmodel.plan.listing import fragmentation_in_words
+    from poetmodel.plan.listing import describe_fragmentation
 
-    bound = fragmentation_in_words(arena)
+    bound = describe_fragmentation(arena)
     yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
     yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
     yield Fact("arena_fragmentation", arena.fragmentation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,6 +111,7 @@ def solve(
     _check_nodes(graph)
     job = whole.read(limits)
 
+    @cache
     def stated(graph: Graph) -> Problem:
         return limits.problem(
             graph,

@@ -117,9 +117,9 @@ class CostingOptions:
         from poetmodel.torch.runtime.profiling import Power, measure
 
         device = read_device(self.power_from)
-        power = None if device is None else Power.of_device(device)
+        power = None if device is None else Power.from_device(device)
         if self.power is not None:
-            power = Power.of(self.power)
+            power = Power.from_watts(self.power)
         with redirect_stdout(sys.stderr):
             profile = measure(
                 trace,

@@ -103,7 +103,7 @@ def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
 
 def unpack_schedule(body: bytes) -> Schedule:
     """Return a packed schedule."""
-    return Schedule.of_entries(json.loads(zlib.decompress(body)), None)
+    return Schedule.from_entries(json.loads(zlib.decompress(body)), None)
 
 
 # -- a problem ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed
 from poetmodel.problem import USER_OBJECTIVE, Problem
+from poetmodel.problem.parse import COMMIT_CONSTRAINT
 from poetmodel.report.presenter import document, metric_facts, state_figures
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.report.subject import Sources, Subject
     from poetmodel.schedule import Schedule
-    from poetmodel.schedule.io import ProblemEntry
+    from poetmodel.schedule.io import ConstraintEntry, ProblemEntry
 
 CHOICES: Final = {
     **{choice: str(choice) for choice in Treatment},
@@ -245,7 +246,7 @@ def commands(subject: Subject) -> Iterator[str]:
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
-        if stated.constraints or stated.minimize == USER_OBJECTIVE:
+        if _states_own_sums(stated):
             lines = "\n".join(_own_sums(stated))
             yield f"cat > {shlex.quote(_rows_file(sources))} <<'TOML'\n{lines}\nTOML"
         yield shlex.join(_solve(sources, stated, costs))
@@ -256,7 +257,6 @@ def commands(subject: Subject) -> Iterator[str]:
 def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
-    own = stated.minimize == USER_OBJECTIVE
     switches = {
         "--no-recompute": not stated.recompute,
         "--no-paging": not stated.paging,
@@ -272,7 +272,7 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
             "--minimize", None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
         ),
         *_option("--commit-every", stated.commit),
-        *_option("--constraints", _rows_file(sources) if stated.constraints or own else None),
+        *_option("--constraints", _rows_file(sources) if _states_own_sums(stated) else None),
         *_option("--energy-budget", energy),
         *(switch for switch, wanted in switches.items() if wanted),
         *_option("--method", None if stated.method == "optimal" else stated.method),
@@ -294,9 +294,20 @@ def _rows_file(sources: Sources) -> str:
     return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
+def _own_rows(stated: ProblemEntry) -> list[ConstraintEntry]:
+    """Return the constraints of a problem except the one that ``--commit-every`` adds."""
+    return [
+        row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None
+    ]
+
+
+def _states_own_sums(stated: ProblemEntry) -> bool:
+    return bool(_own_rows(stated)) or stated.minimize == USER_OBJECTIVE
+
+
 def _own_sums(stated: ProblemEntry) -> Iterator[str]:
     """Yield the lines of a file with the constraints and the own objective of a problem."""
-    for row in stated.constraints:
+    for row in _own_rows(stated):
         limits = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:
             limits = {"equals": row.upper}

@@ -136,11 +136,11 @@ def metric_facts(
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
-        if metric.of is None:
+        if metric.read is None:
             continue
         known = timed or not metric.needs_costs
-        value = metric.of(simulation) if known else None
-        listed = display in metric.listed and metric.key not in unlisted
+        value = metric.read(simulation) if known else None
+        listed = display in metric.tables and metric.key not in unlisted
         name, unit = metric.name if listed else None, METRIC_UNITS[metric.unit]
         yield Fact(metric.key, value, name, unit, notes.get(metric.key, ""))
 
@@ -184,7 +184,12 @@ def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
     shown = _foremost(values)
     for value in shown:
         yield Fact(
-            "", value.value, value.row.name, amount_of(value.row), _state(value), bool(value.broken)
+            "",
+            value.value,
+            value.row.name,
+            amount_of(value.row),
+            _state(value),
+            bool(value.violated_side),
         )
     if len(shown) < len(values):
         more = plural(len(values) - len(shown), "constraint")
@@ -213,7 +218,7 @@ def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintVa
         constraint.value,
         name,
         lambda value: f"{amount(value)}; {_state(constraint)}",
-        alarm=bool(constraint.broken),
+        alarm=bool(constraint.violated_side),
     )
 
 
@@ -221,13 +226,15 @@ def _foremost(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
     """Return the constraints that people read of: all, or else those at a limit first."""
     if len(values) <= MOST_CONSTRAINTS:
         return values
-    return sorted(values, key=lambda value: not (value.at_limit or value.broken))[:MOST_CONSTRAINTS]
+    return sorted(values, key=lambda value: not (value.at_limit or value.violated_side))[
+        :MOST_CONSTRAINTS
+    ]
 
 
 def _state(value: ConstraintValue) -> str:
     limits = value.row.describe_limits(amount_of(value.row))
-    if value.broken:
-        return f"{value.broken} its limit: {limits}"
+    if value.violated_side:
+        return f"{value.violated_side} its limit: {limits}"
     free = value.row.lower != value.row.upper
     return f"at its limit: {limits}" if value.at_limit and free else limits
 

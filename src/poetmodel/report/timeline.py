@@ -8,7 +8,7 @@ from poetmodel.device import StorageMode
 from poetmodel.graph import Graph, checkpoint_all_profile
 from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
-from poetmodel.plan.stays import stays
+from poetmodel.plan.stays import list_stays
 from poetmodel.report.pictures import rounded, size_unit, time_unit
 from poetmodel.report.subject import Subject, free_costs
 from poetmodel.schedule.machine import Content, Origin, Stay
@@ -65,7 +65,10 @@ def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
     return {
         **chart,
         **{key: [base + ram for ram in chart[key]] for key in ("during", "after")},
-        "stays": [*chart["stays"], *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else [])],
+        "stays": [
+            *chart["stays"],
+            *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else []),
+        ],
         "ghost": [places, peaks],
         "ghost_name": IN_PARTS if parts else "keep-all",
         **_budget(subject.budget_bytes, subject.peak_ram_bytes),
@@ -105,7 +108,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "unit": unit,
         "during": [moment.high_bytes for moment in moments],
         "after": [moment.ram_bytes for moment in moments],
-        "stays": [_values(stay) for stay in stays(graph, plan)],
+        "stays": [_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
         **_ghost(graph, ops, of),
         **_budget(plan.ram_budget_bytes, check.peak_ram_bytes),

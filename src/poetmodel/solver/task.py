@@ -267,9 +267,8 @@ def _joined(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
 def _by_segments(problem: Problem, request: Request) -> Candidate | None:
     """Return the best schedule by segments; None if there is none, or no time to make it."""
     try:
-        with time_limit(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO):
-            schedule = checkpoint_segments(problem)
-        return accepted(problem, schedule)
+        with time_limit(request.remaining_s() + GRACE_S):
+            return accepted(problem, checkpoint_segments(problem))
     except (TimeLimitError, TooLargeError):
         return None
 

@@ -32,7 +32,7 @@ from poetmodel.planner import verify
 from poetmodel.problem import Quantity
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.document import load_document
-from poetmodel.schedule.io import ProblemEntry, validated
+from poetmodel.schedule.io import ProblemEntry, validate_model
 from poetmodel.sweeps.measurement import commit
 from poetmodel.version import __version__
 
@@ -361,7 +361,7 @@ class _ProblemReader:
 
     def problem(self, line: Mapping[str, Any]) -> Problem:
         """Return the problem of a line of the index."""
-        entry = validated(ProblemEntry, line["problem"], kind="library")
+        entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
         if graph_file not in self._graphs:
             self._graphs = {graph_file: Graph.load(self._path(graph_file))}
@@ -386,7 +386,7 @@ def _read_solution(path: Path, graph: Graph) -> Schedule:
     order = parse_json(read_text(path), expected="execution order")
     if not isinstance(order, list) or not all(type(k) is int for k in order):
         raise ScheduleError("expected a JSON list of whole numbers, the indices of nodes")
-    return Schedule.of_order(graph, order)
+    return Schedule.from_order(graph, order)
 
 
 def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:

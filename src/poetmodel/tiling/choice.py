@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.budgets import TileChoice
 from poetmodel.errors import BudgetError
 from poetmodel.graph import floor
-from poetmodel.plan.alignment import aligned_graph, alignment_on
+from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.tiling.tiles import (
     BLOCK,
     MIN_TILE_BYTES,
@@ -71,7 +71,7 @@ def choose_tiles(
         return best
     lower_bound = min_tiled_bytes(
         step,
-        alignment=alignment_on(device),
+        alignment=device_alignment(device),
         in_place=paging and device.is_memory_mapped,
         resident=not paging,
     )
@@ -129,5 +129,5 @@ def _candidate_sizes(max_bytes: int) -> list[int]:
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
     """Return the largest working set of any node, with the device's alignment [B]."""
     is_memory_mapped = device.storage is not None and device.storage.memory_mapped
-    aligned = aligned_graph(step.graph, alignment_on(device))
+    aligned = align_sizes(step.graph, device_alignment(device))
     return floor(aligned, memory_mapped=paging and is_memory_mapped, resident=not paging).bytes

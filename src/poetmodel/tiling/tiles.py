@@ -17,7 +17,7 @@ from poetmodel.lowered.calls import WORKSPACE, Call, Ref
 from poetmodel.lowered.fusing import fused, parted
 from poetmodel.lowered.kernels import changed
 from poetmodel.lowered.tables import LOOKUP
-from poetmodel.plan.alignment import aligned
+from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import (
     Expansion,
     Piece,
@@ -91,7 +91,7 @@ def min_tiled_bytes(step: LoweredStep, *, alignment: int, in_place: bool, reside
         excluded_names = {new for new, _ in node.in_place} | excluded
         for call in calls:
             names = {name for name in call.buffers if name in graph.tensor_index} - excluded_names
-            sizes = (aligned(tiling.min_slice_bytes(name), alignment) for name in names)
+            sizes = (round_up(tiling.min_slice_bytes(name), alignment) for name in names)
             bound = max(bound, sum(sizes))
     return bound + (graph.state_bytes if resident else 0)
 

@@ -32,13 +32,13 @@ from poetmodel.torch.cache import (
 )
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import split_kernels
+from poetmodel.torch.runtime.convolutions import describe_split_kernels
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
     Profile,
     TransferTime,
-    profile_of,
+    build_profile,
 )
 from poetmodel.torch.step.trace import Trace, build_captured_graph, build_trace
 
@@ -79,7 +79,7 @@ class CachedSchedules:
                 name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
                 for name in _SPANS
             }
-            schedule = Schedule.of_spans(
+            schedule = Schedule.from_spans(
                 **known,
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
@@ -162,11 +162,11 @@ class CachedStep(CachedSchedules):
         Stores a new profile.
         """
         path = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, path, split_kernels(trace))
+        key = digest(self._key, path, describe_split_kernels(trace))
         content = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
             if content is not None:
-                return profile_of(
+                return build_profile(
                     trace,
                     times_s=content["times_s"],
                     paging=_parse_paging(content["paging"]),

@@ -26,7 +26,7 @@ from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import CachedStep, is_final_result
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
-from poetmodel.torch.runtime.convolutions import divided_units, in_parts
+from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
@@ -138,8 +138,8 @@ class Compiled:
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
-        divided = divided_units(self.trace, budget_bytes=self.budget_bytes)
-        self.trace = in_parts(self.trace, divided)
+        divided = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
+        self.trace = divide_convolutions(self.trace, divided)
         self.scheduled = scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, homes=options.can_page
         )
@@ -346,7 +346,7 @@ def _find_costs(
     if folder is not None:
         make_folder(folder)
     profile = cached_step.profile(
-        trace, folder, partial(measure, trace, folder=folder, most_s=MEASURING_S)
+        trace, folder, partial(measure, trace, folder=folder, max_s=MEASURING_S)
     )
     return profile.costs, profile, profile.notes
 

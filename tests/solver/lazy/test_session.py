@@ -10,7 +10,6 @@ from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
-from poetmodel.heuristics.neighbourhood import MOST_IDLE
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
@@ -108,39 +107,6 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     shares = [params.solve_share(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
     assert shares == sorted(shares)
     assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
-
-
-@pytest.mark.parametrize(
-    ("gap", "elapsed_s", "iterations"),
-    [(0.5, 1_000.0, MOST_IDLE), (0.5, -1.0, 10), (0.15, 1_000.0, 10)],
-)
-def test_with_a_far_gap_the_search_takes_the_time_that_is_due(
-    monkeypatch, gap, elapsed_s, iterations
-):
-    """It ends after few iterations without gain for each column only if no time is due."""
-    search = PrimalHeuristic(session_that_pages_everything())
-    session, turns = search.session, 0
-
-    def fails():
-        nonlocal turns
-        turns += 1
-        return False
-
-    monkeypatch.setattr(search.neighbourhood, "iterate", fails)
-    session.bounds.lower = session.bounds.incumbent.value * (1 - gap)
-    session.columns = 1_000
-    search.begun_s -= elapsed_s
-    search.improve()
-    assert turns == iterations
-
-
-def test_before_a_solve_the_search_may_take_its_share_of_it():
-    """The time of the solve counts as if it had passed."""
-    search = PrimalHeuristic(session_that_pages_everything())
-    share = search.session.params.search_share(search.session.bounds.gap())
-    before_s = search.due_s
-    search.advance_s = 100.0
-    assert search.due_s - before_s == pytest.approx(share * 100.0, rel=0.01)
 
 
 @parts(2)

@@ -14,7 +14,7 @@ from kit.rotation import parts
 from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
@@ -433,13 +433,18 @@ def test_ctrl_c_ends_the_search(monkeypatch):
 
 
 def undecided_after(monkeypatch, solves):
-    """Let the search for a conflict decide in its first solves alone, as if time ended then."""
+    """Let the search for a conflict decide in its first solves alone, as if time ended then.
+
+    Later solves end without an answer, or with the error of a time that is over.
+    """
     left = iter(range(solves))
 
     def limited_solve(problem, **options):
         result = solve(problem, **options)
         if next(left, None) is not None:
             return result
+        if solves % 2:
+            raise TimeLimitError("the time limit has passed")
         return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
 
     monkeypatch.setattr(conflict, "solve", limited_solve)

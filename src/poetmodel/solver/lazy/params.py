@@ -86,10 +86,9 @@ class LazyParams:
     rest. Near the end a solve may take all of it: one that is cut short begins anew."""
     far_gap_time_ratio: float = 0.3
     """The same from twice `far_gap_ratio` on."""
-    idle_time_ratio: float = 0.1
-    """Part of the time left after which an integer solve with a wide gap ends if it found no better
-    answer and no higher bound in that time: at its root, or anywhere from twice `far_gap_ratio` on.
-    From that gap on, the search gets its share of that part before the first integer solve."""
+    idle_root_time_ratio: float = 0.1
+    """Part of the time left after which an integer solve with a wide gap ends if it is still at its
+    root, with no better answer and no higher bound in that time: the search is worth more."""
     search_time_ratio: float = 0.5
     """Part of the time that the primal heuristic may take of the linear phase with a wide gap: a
     local search does not wait until relaxations that take seconds each have come to their end."""
@@ -117,12 +116,8 @@ class LazyParams:
         """Return the part of the time left that one integer solve may take with a wide gap."""
         return self._by_gap(gap, self.wide_gap_time_ratio, self.far_gap_time_ratio)
 
-    def is_far(self, gap: float) -> bool:
-        """Return whether a gap is at least twice `far_gap_ratio`."""
-        return gap >= 2 * self.far_gap_ratio
-
     def _by_gap(self, gap: float, near: float, far: float) -> float:
         """Return a value between two: up to `far_gap_ratio`, and from twice as much on."""
-        if self.is_far(gap):
+        if gap >= 2 * self.far_gap_ratio:
             return far
         return near + (far - near) * max(0.0, gap / self.far_gap_ratio - 1)

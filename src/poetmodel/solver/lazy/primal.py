@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import now_s
 from poetmodel.heuristics.greedy import with_wanted
-from poetmodel.heuristics.neighbourhood import MOST_IDLE, LargeNeighbourhoodSearch
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.model.grouping import stages_of_change
@@ -54,8 +54,6 @@ class PrimalHeuristic:
     begun_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
     """How long it has run [s]."""
-    advance_s: float = 0.0
-    """Time of the next solve whose share the heuristic may take before that solve [s]."""
 
     def __post_init__(self) -> None:
         session = self.session
@@ -65,7 +63,7 @@ class PrimalHeuristic:
     def due_s(self) -> float:
         """What is left of its share of the time [s]."""
         share = self.session.params.search_share(self.session.bounds.gap())
-        return share * (now_s() + self.advance_s - self.begun_s) - self.spent_s
+        return share * (now_s() - self.begun_s) - self.spent_s
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:
         """Repair an answer of a relaxation where it does not fit, and offer it.
@@ -82,16 +80,11 @@ class PrimalHeuristic:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until nothing is gained for a while, and offer what was found.
-
-        With a far gap, that takes `MOST_IDLE` iterations as long as time is due.
-        """
+        """Search locally until nothing is gained for a while, and offer what was found."""
         session, neighbourhood, begun_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return
         most_s = max(SEARCH_S, self.due_s)
-        is_far = session.params.is_far(session.bounds.gap())
-        patient_until_s = begun_s + self.due_s - self.advance_s if is_far else -math.inf
         until_s = self._end_s(min(most_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         best, before = session.bounds.incumbent, neighbourhood.best
@@ -100,9 +93,7 @@ class PrimalHeuristic:
             neighbourhood.consider(restorations_of(session.problem.graph, best.schedule))
         iterations = idle = 0
         most = max(1, int(self.idle_iterations_per_column * session.columns))
-        while not (session.done() or self.is_waited_for()):
-            if idle >= (max(most, MOST_IDLE) if now_s() < patient_until_s else most):
-                break
+        while idle < most and not (session.done() or self.is_waited_for()):
             idle = 0 if neighbourhood.iterate() else idle + 1
             iterations += 1
             if iterations % ITERATIONS_PER_OFFER == 0:

@@ -53,8 +53,8 @@ class RowGeneration:
         self._moved_s = 0.0
         """When the running integer solve last raised the bound or found a better answer, on the
         monotonic clock [s]."""
-        self._idle_s = math.inf
-        """How long after that it ends [s]: at its root, or anywhere if the gap is far."""
+        self._idle_root_s = math.inf
+        """How long after that it ends if it is still at its root [s]."""
         self._bound_before_rows = float("-inf")
         """The bound when rows were last added."""
 
@@ -123,10 +123,7 @@ class RowGeneration:
         relaxation, answer = add_rows(session, self.grouping, *searches)
         self.grouping = relaxation.grouping
         if answer.x is not None and not session.done():
-            if session.params.is_far(session.bounds.gap()):
-                self.primal.advance_s = self._idle_limit_s()
             self._search(relaxation, answer.x)
-            self.primal.advance_s = 0.0
         return None if answer.infeasible else relaxation
 
     def _relax(self, relaxation: Relaxation) -> RawSolution | None:
@@ -136,10 +133,10 @@ class RowGeneration:
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        left_s, ratio, self._idle_s = session.request.remaining_s(), 1.0, math.inf
+        left_s, ratio, self._idle_root_s = session.request.remaining_s(), 1.0, math.inf
         if self._is_wide():
             ratio = params.solve_share(session.bounds.gap())
-            self._idle_s = self._idle_limit_s()
+            self._idle_root_s = max(self._slice_s, params.idle_root_time_ratio * left_s)
         self._moved_s = time.monotonic()
         self.rounds += 1
         raw = relax_counted(
@@ -171,22 +168,12 @@ class RowGeneration:
                 self._search(relaxation, progress.x, locally=False)
         if progress.x is not None or session.known() != before:
             self._moved_s = time.monotonic()
-        return not (session.done() or self._is_idle(progress))
+        return not (session.done() or self._is_idle_at_root(progress))
 
-    def _is_idle(self, progress: BackendProgress) -> bool:
-        """Return whether the running solve has gained nothing for the idle time.
-
-        Only a solve at its root is idle, unless the gap is far.
-        """
-        if time.monotonic() - self._moved_s <= self._idle_s:
-            return False
-        at_root = progress.nodes is not None and progress.nodes <= 1
-        return at_root or self.session.params.is_far(self.session.bounds.gap())
-
-    def _idle_limit_s(self) -> float:
-        """Return the time without gain after which an integer solve with a wide gap ends [s]."""
-        session = self.session
-        return max(self._slice_s, session.params.idle_time_ratio * session.request.remaining_s())
+    def _is_idle_at_root(self, progress: BackendProgress) -> bool:
+        """Return whether the running solve is still at its root, and has not moved for long."""
+        idle_s = time.monotonic() - self._moved_s
+        return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._idle_root_s
 
     def _is_infeasible(self) -> bool:
         """Return whether there is no schedule, after a relaxation without answers.

@@ -261,10 +261,10 @@ def _ways(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:
     again = problem.may_recompute(problem.graph.node_of[i])
     if choice in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
-    if choice.pages:
+    if choice.is_paged:
         yield Forbidden.PAGING
     if choice == Treatment.BOTH or (
-        problem.can_page if choice == Treatment.RECOMPUTED else choice.pages and again
+        problem.can_page if choice == Treatment.RECOMPUTED else choice.is_paged and again
     ):
         yield Forbidden.BOTH
     if choice == Treatment.KEPT and (again or problem.can_page):
@@ -362,7 +362,7 @@ def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     }
     best = None
     if problem.may_recompute(k) and after <= graph.last_stages[k]:
-        recomputed = Schedule.of_spans(
+        recomputed = Schedule.from_spans(
             R=(*schedule.R, (after, k)),
             stored=schedule.stored,
             M_in=schedule.M_in,
@@ -371,7 +371,7 @@ def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
         )
         best = accepted(problem, recomputed)
     if problem.can_page:
-        paged = Schedule.of_spans(
+        paged = Schedule.from_spans(
             R=schedule.R,
             stored=(*schedule.stored, (i, k + 1, after)),
             M_in=(*schedule.M_in, (after, i)),

@@ -20,7 +20,8 @@ import numpy as np
 
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
-from poetmodel.clock import now_s
+from poetmodel.clock import processor_clock
+from poetmodel.errors import TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.planner import verify
 from poetmodel.problem import USER_CONSTRAINTS, Problem, Quantity
@@ -44,6 +45,8 @@ T = TypeVar("T")
 
 PART: Final = 0.25
 """Maximum fraction of the time limit for one solve."""
+WALL_RATIO: Final = 4.0
+"""Maximum wall time of a solve, as a multiple of its limit on processor time."""
 MAX_ROWS: Final = 5
 """Maximum number of constraints of rules that are named one by one."""
 
@@ -72,7 +75,7 @@ class _ConflictSearch:
     threads: int
     all: list[Stated] = field(default_factory=list)
     """All limits and user constraints of the problem."""
-    begun_s: float = field(default_factory=now_s)
+    begun_s: float = field(default_factory=time.process_time)
     known: list[Schedule] = field(default_factory=list)
     """Schedules found so far."""
 
@@ -82,11 +85,15 @@ class _ConflictSearch:
         problem = without_limits(self.problem, *others, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.known):
             return False
-        left_s = self.begun_s + self.time_limit - now_s()
+        left_s = self.begun_s + self.time_limit - time.process_time()
         if left_s < LEAST_S:
             return None
         limit_s = min(left_s, PART * self.time_limit)
-        result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+        try:
+            with processor_clock(WALL_RATIO * limit_s):
+                result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+        except TimeLimitError:  # the wall time is over outside of the solver
+            return None
         if result.termination == Termination.INTERRUPTED:
             raise KeyboardInterrupt
         if result.schedule is not None:
@@ -199,7 +206,7 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
 def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> Conflict[Stated]:
     """Return limits and user constraints that no schedule keeps together.
 
-    `time_limit` is on the clock of `poetmodel.clock.now_s` [s].
+    `time_limit` is processor time, so that other work on the machine does not change the set [s].
 
     Raises
     ------

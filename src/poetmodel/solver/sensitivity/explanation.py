@@ -6,10 +6,10 @@ that would do while the other limits stay.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import now_s, processor_clock
 from poetmodel.errors import InputError, listed
 from poetmodel.problem import DEADLINE_ROWS, USER_CONSTRAINTS, Problem
 from poetmodel.problem.infeasibility import (
@@ -44,8 +44,6 @@ SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
 MAX_ROWS: Final = 5
 """Maximum number of user constraints that a sentence names."""
-WALL_RATIO: Final = 4.0
-"""Maximum wall time of an explanation, as a multiple of its limit on processor time."""
 CONFLICT_SHARE: Final = 0.5
 """Fraction of the time limit for the search of a conflict of user constraints."""
 _RULES: Final = {
@@ -161,8 +159,8 @@ def explain_infeasible(
         The model that was solved, if one was: if the problem alone has a schedule, the answer is
         which of the constraints added to it are in conflict.
     time_limit : float
-        Processor time for all of it, so that other work on the machine changes no answer [s]. The
-        wall time is at most four times that.
+        Time for all of it [s]. Processor time for the conflict of user constraints, so that other
+        work on the machine does not change it, and at most four times as much wall time.
     threads : int
         As for `solve`.
 
@@ -185,14 +183,7 @@ def explain_infeasible(
             "explain_infeasible: expected the result of a solve, got a Problem; give "
             "pm.solve(problem)"
         )
-    with processor_clock(WALL_RATIO * time_limit):
-        return _explained(result, model, time_limit, threads)
-
-
-def _explained(
-    result: SolveResult, model: pyo.ConcreteModel | None, time_limit: float, threads: int
-) -> Explanation:
-    ends_s = now_s() + time_limit
+    ends_s = time.process_time() + time_limit
     problem = result.problem
     if model is not None:
         added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
@@ -204,7 +195,10 @@ def _explained(
     members = None if conflict is None else conflict.members
     needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
     remedies = find_remedies(
-        problem, conflict=members, time_limit=ends_s - now_s(), threads=threads
+        problem,
+        conflict=members,
+        time_limit=max(LEAST_S, ends_s - time.process_time()),
+        threads=threads,
     )
     if model is None:
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
@@ -288,12 +282,12 @@ def _conflict_of_added_rows(
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
 
-    left_s = ends_s - now_s()
+    left_s = ends_s - time.process_time()
     without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
     if without.schedule is None:
         return None
     form = compile_model(model)
-    left_s = max(LEAST_S, ends_s - now_s())
+    left_s = max(LEAST_S, ends_s - time.process_time())
     conflict = conflicting_rows(form, time_limit=left_s)
     needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
     rows = [form.rows[i] for i in needed]

@@ -5,11 +5,11 @@ Each begins with the best schedule of those before it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from poetmodel.clock import now_s
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
@@ -49,17 +49,16 @@ def solve_variants(
     """Solve variants of a problem, those that allow less before those that allow more.
 
     A variant begins with the best schedule of those before it, or with `start` where none is valid.
-    `time_limit` is for all of them, on the clock of `now_s`; what one leaves, the next ones share
-    equally.
+    `time_limit` is the wall time for all of them; what one leaves, the next ones share equally.
     Each has `least_s` above 0 even if none is left [s]. After Ctrl-C
     the results are those so far.
     """
-    ends_s = now_s() + time_limit
+    ends_s = time.monotonic() + time_limit
     search = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
     results: list[SolveResult] = []
     for index, variant in enumerate(variants):
         best = _best(results, variant.problem) or start
-        left_s = ends_s - now_s()
+        left_s = ends_s - time.monotonic()
         share_s = max(least_s, left_s / (len(variants) - index))
         if variant.paging_first:
             share_s /= 2

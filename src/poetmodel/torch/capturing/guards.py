@@ -151,7 +151,7 @@ class Guards:
         before = self.compiled
         # The first module wraps the model and its loss, and never changes.
         if before.training[1:] != now.training[1:]:
-            yield "modules were set to training or evaluation mode"
+            yield "modules were switched into or out of training mode"
         for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
             if hooks != others:
                 yield f"hooks of {name} were added or removed"

@@ -289,7 +289,7 @@ class AssignedBuffers:
         parameters = self._parameters()
         copied = self._known & before.keys()
         for path, key in copied:
-            self._set(path, key, before[path, key].detach().clone())
+            self._set_buffer(path, key, before[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
@@ -307,7 +307,7 @@ class AssignedBuffers:
                         buffer.copy_(after[path, key])
         finally:
             for path, key in copied:
-                self._set(path, key, before[path, key])
+                self._set_buffer(path, key, before[path, key])
 
     def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
         """Return all parameters, also of new modules, with the number of hooks of each."""
@@ -340,7 +340,7 @@ class AssignedBuffers:
             if buffer is not None
         }
 
-    def _set(self, path: str, key: str, value: torch.Tensor) -> None:
+    def _set_buffer(self, path: str, key: str, value: torch.Tensor) -> None:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - bypasses redefined setters
 
     def _check(self, path: str, key: str, old: torch.Tensor, new: torch.Tensor | None) -> None:
@@ -511,8 +511,10 @@ class Leftovers:
     def remove_tensors(self) -> list[Callable[[], object]]:
         """Remove tensors of a capture from all holders; return the functions that did so."""
         self.holder_names.clear()
-        recent = self._recent_objects()
-        level: Sequence[Any] = [value for value in recent if type(value) is FunctionalTensor]
+        # No name refers to the list of objects, which would be found as a holder itself.
+        level: Sequence[Any] = [
+            value for value in self._recent_objects() if type(value) is FunctionalTensor
+        ]
         removals: list[Callable[[], object]] = []
         for _ in range(_MAX_DEPTH):
             if level:

@@ -374,12 +374,12 @@ class ValueGuards:
         return _dependency_order([read.expression for read in self.reads])
 
     @cached_property
-    def _expected(self) -> tuple[str, ...]:
+    def _expected_values(self) -> tuple[str, ...]:
         return tuple(repr(read.value) for read in self.reads)
 
     def hold(self, sources: Sequence[torch.Tensor]) -> bool:
         """Return whether the values are unchanged, given the current tensors of `sources`."""
-        return not self.reads or self._current_values(sources) == self._expected
+        return not self.reads or self._current_values(sources) == self._expected_values
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
         """Yield a description of each value that has changed."""
@@ -389,7 +389,7 @@ class ValueGuards:
             if now is None:
                 yield f"the {read.description}{where} was {read.value}, and cannot be computed now"
                 return
-            if now[number] != self._expected[number]:
+            if now[number] != self._expected_values[number]:
                 yield f"the {read.description}{where} was {read.value} and is {now[number]}"
 
     def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:

@@ -315,10 +315,10 @@ class _SyntheticProfiler:
     def profile(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
         key = _profile_key(kernel_of(node), arguments, keywords)
         if key not in self._profiles:
-            self._profiles[key] = self._run(node, arguments, keywords)
+            self._profiles[key] = self._run_synthetic(node, arguments, keywords)
         return self._profiles[key]
 
-    def _run(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
+    def _run_synthetic(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
         def run(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
                 return self._synthetic(value, integer)

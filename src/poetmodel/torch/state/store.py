@@ -326,7 +326,7 @@ def _all_states(trace: Trace) -> Iterator[_State]:
     module = trace.joint.module
     seen = {storage_key(state.find()) for state in states if state.moment is None}
     kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
-    index = len(trace.parts.storages)
+    index = len(trace.step_graph.storages)
     for kind, named_tensors in kinds.items():
         for path, value in named_tensors():
             if storage_key(value) in seen or value.device.type != "cpu" or not value.nbytes:
@@ -346,14 +346,14 @@ def _all_states(trace: Trace) -> Iterator[_State]:
 
 def _step_states(trace: Trace) -> Iterator[_State]:
     """Yield the state that a step reads. A tensor with several names has its first one."""
-    joint, storages = trace.joint, trace.parts.storages
+    joint, storages = trace.joint, trace.step_graph.storages
     updated = {storage.replaces for storage in storages}
     first_paths: dict[int, str] = {}
     seen = set()
     for argument in joint.arguments:
-        if argument.kind not in _STATE_KINDS or argument.node not in trace.parts.direct:
+        if argument.kind not in _STATE_KINDS or argument.node not in trace.step_graph.direct:
             continue
-        index, _ = trace.parts.direct[argument.node]
+        index, _ = trace.step_graph.direct[argument.node]
         moment = (
             argument.optimizer_value
             if isinstance(argument.optimizer_value, OptimizerSlot)

@@ -28,7 +28,7 @@ _DROPOUT_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 
 
 def in_place_pair(
-    parts: CapturedGraph,
+    step_graph: CapturedGraph,
     operation: Operation,
     last_uses: Sequence[int],
     excluded: Collection[int],
@@ -41,26 +41,26 @@ def in_place_pair(
     if len(operation.storages) != 1 or operation.is_source:
         return ()
     (number,) = operation.storages
-    output = parts.storages[number]
+    output = step_graph.storages[number]
     if output.replaces is not None or not _fills_storage(output):
         return ()
     behind_views = {
         index
         for view in operation.reads.views
         for source in view.all_input_nodes
-        if source in parts.direct
-        for index in (parts.direct[source][0],)
+        if source in step_graph.direct
+        for index in (step_graph.direct[source][0],)
     }
     for position, argument in enumerate(operation.node.args):
-        if not isinstance(argument, fx.Node) or argument not in parts.direct:
+        if not isinstance(argument, fx.Node) or argument not in step_graph.direct:
             continue
-        read = parts.direct[argument][0]
-        storage = parts.storages[read]
+        read = step_graph.direct[argument][0]
+        storage = step_graph.storages[read]
         if (
             last_uses[read] == operation.index
             and read not in excluded
             and read not in behind_views
-            and not parts.operations[storage.operation].is_source
+            and not step_graph.operations[storage.operation].is_source
             and _has_equal_layout(output, storage)
             and in_place_kernel(operation.node, position) is not None
         ):
@@ -68,7 +68,7 @@ def in_place_pair(
     return ()
 
 
-def in_place_workspace_bytes(parts: CapturedGraph, operation: Operation) -> int:
+def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
     """Return the workspace of an operation, which may be in place; 0 if none was measured [B].
 
     Dropout's backward in place needs extra memory: the mask in the gradient's type.
@@ -76,15 +76,15 @@ def in_place_workspace_bytes(parts: CapturedGraph, operation: Operation) -> int:
     workspace_bytes = operation.profile.workspace_bytes
     if not (workspace_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
         return workspace_bytes
-    return workspace_bytes + parts.storages[operation.in_place[0][0]].bytes
+    return workspace_bytes + step_graph.storages[operation.in_place[0][0]].bytes
 
 
-def argument_position(parts: CapturedGraph, operation: Operation, read: int) -> int:
+def argument_position(step_graph: CapturedGraph, operation: Operation, read: int) -> int:
     """Return the position of the argument that is storage `read` as it is, not as a view."""
     return next(
         position
         for position, argument in enumerate(operation.node.args)
-        if isinstance(argument, fx.Node) and parts.direct.get(argument, (-1, 0))[0] == read
+        if isinstance(argument, fx.Node) and step_graph.direct.get(argument, (-1, 0))[0] == read
     )
 
 

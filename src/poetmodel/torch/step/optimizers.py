@@ -91,7 +91,7 @@ class Rule(ABC):
         """Overwrite a parameter and its moments; `first` if the moments have no value yet."""
         parameter, *_ = state
         if self.fused:
-            self._fused(state, gradient, lr, first=first)
+            self._update_fused(state, gradient, lr, first=first)
             return
         if self.maximize:
             gradient.neg_()
@@ -105,7 +105,7 @@ class Rule(ABC):
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Overwrite parameter and moments, after weight decay."""
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Overwrite parameter and moments by the fused kernel, which includes weight decay."""
         raise NotImplementedError(self.op)
 
@@ -146,7 +146,7 @@ class Sgd(Rule):
             direction = gradient.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
         parameter.add_(direction, alpha=-lr)
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         parameter, *moments = state
         torch._fused_sgd_(
             [parameter],
@@ -196,7 +196,7 @@ class Adam(CountingRule):
     def _settings_extras(self) -> tuple[tuple[str, ...], int]:
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         del first
         parameter, count, mean, square, *largest = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -325,7 +325,7 @@ class Adagrad(CountingRule):
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         del first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -760,7 +760,7 @@ class OptimizerState:
                 )
 
 
-class Moments:
+class MomentSnapshot:
     """A snapshot of a step's optimizer moments, to be restored; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:

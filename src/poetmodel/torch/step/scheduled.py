@@ -121,7 +121,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledG
     readers before updates. With `homes` this holds for small state only, and the home of larger
     state is decided.
     """
-    storages = trace.parts.storages
+    storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
     state = {graph.tensors[i].name for i in graph.state_tensors}
     state |= {graph.tensors[i].name for i in graph.state_of}
@@ -138,7 +138,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledG
         names = graph.tensor_index.keys() - {storages[index].name for index in small}
         graph = replace(graph, nodes=tuple(_restrict_node(node, names) for node in graph.nodes))
     numbers = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
-    random = sum(operation.is_random for operation in trace.parts.operations)
+    random = sum(operation.is_random for operation in trace.step_graph.operations)
     # One state per random operation for recomputations, and the current state meanwhile.
     states_bytes = (random + 1) * RANDOM_STATE_BYTES if random else 0
     return ScheduledGraph(
@@ -167,11 +167,11 @@ def _movable_state(trace: Trace) -> tuple[int, ...]:
         return ()
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
     nodes = {argument.node for argument in trace.joint.arguments if argument.kind in kinds}
-    storages = (trace.parts.storages[i] for i in trace.graph.state_tensors)
+    storages = (trace.step_graph.storages[i] for i in trace.graph.state_tensors)
     return tuple(
         storage.index
         for storage in storages
-        if trace.parts.operations[storage.operation].node in nodes
+        if trace.step_graph.operations[storage.operation].node in nodes
         and storage.bytes >= MIN_MOVABLE_BYTES
     )
 
@@ -188,7 +188,7 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
     names = [tensor.name for tensor in graph.tensors]
     retained, weightless = set(names), set()
     for i, k in enumerate(graph.node_of):
-        if trace.parts.operations[k].is_source and i not in movable:
+        if trace.step_graph.operations[k].is_source and i not in movable:
             new = graph.replacement_of.get(i)
             versions = {names[i]} if new is None else {names[i], names[new]}
             if new is not None and any(graph.nodes[u].recomputable for u in graph.users_of[i]):
@@ -197,7 +197,9 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
                 retained -= versions
     pairs = [(k, _restrict_node(node, retained, weightless)) for k, node in enumerate(graph.nodes)]
     left = [
-        (k, node) for k, node in pairs if node.outputs or not trace.parts.operations[k].is_source
+        (k, node)
+        for k, node in pairs
+        if node.outputs or not trace.step_graph.operations[k].is_source
     ]
     return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
 
@@ -268,14 +270,14 @@ def _held_bytes(trace: Trace, threshold: int) -> int:
     larger storage around it. Also counts gradient sums of weights that are used several times,
     and the random generator's state before the step.
     """
-    storages = trace.parts.storages
+    storages = trace.step_graph.storages
     places: dict[int, list[int]] = {}
     total = (
         RANDOM_STATE_BYTES
-        if any(operation.is_random for operation in trace.parts.operations)
+        if any(operation.is_random for operation in trace.step_graph.operations)
         else 0
     )
-    for output in trace.parts.outputs:
+    for output in trace.step_graph.outputs:
         example = output.result.node.meta["val"]
         size = example.numel() * example.element_size()
         target = output.result.target

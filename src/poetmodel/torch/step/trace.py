@@ -36,7 +36,7 @@ class Trace:
     """
 
     joint: Joint
-    parts: CapturedGraph
+    step_graph: CapturedGraph
     graph: Graph
 
     @cached_property
@@ -46,8 +46,10 @@ class Trace:
         The graph frees them after their last reader. A runtime holds them until the end, so a
         budget must also cover them.
         """
-        held = {i for e in self.parts.outputs if e.is_returned_at_end for i in e.reads.storages}
-        return sum(self.parts.storages[index].bytes for index in held)
+        held = {
+            i for e in self.step_graph.outputs if e.is_returned_at_end for i in e.reads.storages
+        }
+        return sum(self.step_graph.storages[index].bytes for index in held)
 
 
 def trace(
@@ -133,14 +135,14 @@ def build_captured_graph(
     return kind(joint, known=known, measured=measured and not meta)
 
 
-def build_trace(joint: Joint, parts: CapturedGraph) -> Trace:
+def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
     """Return the trace of a captured step and its operations."""
-    return Trace(joint=joint, parts=parts, graph=_build_graph(joint, parts))
+    return Trace(joint=joint, step_graph=step_graph, graph=_build_graph(joint, step_graph))
 
 
-def _build_graph(joint: Joint, parts: CapturedGraph) -> Graph:
-    nodes = tuple(_node(parts, operation) for operation in parts.operations)
-    forward = [operation for operation in parts.operations if operation.phase is Phase.FORWARD]
+def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
+    nodes = tuple(_node(step_graph, operation) for operation in step_graph.operations)
+    forward = [operation for operation in step_graph.operations if operation.phase is Phase.FORWARD]
     counted = sum(
         operation.profile.flops for operation in forward if has_flop_formula(operation.node)
     )
@@ -164,12 +166,12 @@ def _build_graph(joint: Joint, parts: CapturedGraph) -> Graph:
     )
 
 
-def _node(parts: CapturedGraph, operation: Operation) -> Node:
+def _node(step_graph: CapturedGraph, operation: Operation) -> Node:
     """Return the node of an operation, with an update's own workspace; states move no bytes."""
     workspace_bytes, moved = operation.profile.workspace_bytes, operation.profile.moved_bytes
-    if isinstance(parts, TrainingGraph) and isinstance(operation.node.target, Update):
-        workspace_bytes = parts.update_workspace_bytes(operation)
-    return parts.node(
+    if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
+        workspace_bytes = step_graph.update_workspace_bytes(operation)
+    return step_graph.node(
         operation,
         workspace_bytes=workspace_bytes,
         # An input is supplied once; state is updated once.
