@@ -395,9 +395,8 @@ def test_a_form_gives_back_what_it_took(output):
     assert agree(form.build(loss, others), {"loss": loss, "rest": output})
     form, others = OutputStructure.of({"loss": loss, "deep": [(loss + 1, loss)]}, loss)
     assert form.names == ("deep[0][0]",)
-    assert agree(
-        list(form.tensors_by_name(form.build(loss * 2, others)).values()), [loss * 2, *others]
-    )
+    built = form.build(loss * 2, others)
+    assert agree(list(form.tensors_by_name(built).values()), [loss * 2, *others])
 
 
 # -- what is refused -----------------------------------------------------------------------------
