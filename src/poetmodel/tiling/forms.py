@@ -242,7 +242,10 @@ PRODUCTS: Final = frozenset(
     ("pm_mm", *INT8_PRODUCTS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
 )
 """Kernels each of whose results depends on all channels that are read."""
-SUMMED: Final = {"pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1}
+SUMMED: Final = {
+    "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
+    "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,
+}  # fmt: skip
 """Dimension over which a kernel sums that can be divided; the kernel's last argument continues a
 sum."""
 _PLANES: Final = {

@@ -16,6 +16,7 @@ from poetmodel.lowered.loops import (
     loops_by_name,
     merged,
     named_arguments,
+    pointers,
     with_arguments,
 )  # fmt: skip
 
@@ -209,11 +210,245 @@ def _write_dequantize(loops: Loops) -> Call | None:
     return with_arguments(loops, {"channels": channels, "x_step": x_step})
 
 
+# -- gradients -------------------------------------------------------------------------------------
+
+
+def _read_pointwise_dx(call: Call) -> Loops:
+    """Convert the input gradient of a linear layer to loops over pixels, outputs and inputs."""
+    arguments = named_arguments(call)
+    steps = {
+        "out": (arguments["out_step"], 0, 1),
+        "gradient": (arguments["gradient_step"], 1, 0),
+        "w": (0, arguments["in"], 1),
+        "scale": (0, 1, 0),
+    }
+    return loops_by_name(call, tuple(arguments[name] for name in _POINTWISE), steps)
+
+
+def _write_pointwise_dx(loops: Loops) -> Call | None:
+    """Convert loops to the input gradient of a linear layer; None for other loops."""
+    if len(loops.sizes) != len(_POINTWISE):
+        return None
+    (out_step, *_), (gradient_step, *_), *_ = loops.steps
+    sizes = dict(zip(_POINTWISE, loops.sizes, strict=True))
+    return with_arguments(loops, {**sizes, "out_step": out_step, "gradient_step": gradient_step})
+
+
+def _read_convolution_dx(call: Call) -> Loops | None:
+    """Convert the input gradient of a convolution to loops; None for grouped convolutions.
+
+    The loops are over batch, output channels, input channels and pixels.
+    """
+    arguments = named_arguments(call)
+    sizes = ConvolutionSizes(*arguments["shape"])
+    if sizes.groups != 1:
+        return None
+    image_step, _, pixel_step = _pixel_steps(sizes.plane, arguments["out_step"])
+    gradient_step, _, gradient_pixel_step = _pixel_steps(
+        sizes.out_plane, arguments["gradient_step"]
+    )
+    steps = {
+        "out": (image_step, 0, 1, pixel_step),
+        "gradient": (gradient_step, 1, 0, gradient_pixel_step),
+        "w": (0, sizes.channels * sizes.window, 1, 0),
+        "scale": (0, 1, 0, 0),
+    }
+    return loops_by_name(
+        call, (arguments["batch"], arguments["results"], arguments["channels"], 0), steps
+    )
+
+
+def _write_convolution_dx(loops: Loops) -> Call | None:
+    """Convert loops to the input gradient of a convolution; None for unsupported strides."""
+    sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
+    pixel_step, gradient_pixel_step = (
+        _pixel_step(loops, 0, sizes.plane),
+        _pixel_step(loops, 1, sizes.out_plane),
+    )
+    if pixel_step is None or gradient_pixel_step is None or len(loops.sizes) != len(_CONVOLUTION):
+        return None
+    _, results, channels, _ = loops.sizes
+    steps = {"out_step": pixel_step, "gradient_step": gradient_pixel_step}
+    return with_arguments(loops, {**steps, "results": results, "channels": channels})
+
+
+def _read_pointwise_dw(call: Call) -> Loops:
+    """Convert the weight gradient of a linear layer to loops over pixels, outputs and inputs."""
+    arguments = named_arguments(call)
+    channels, gradient_pixel_step = arguments["in"], arguments["results"]
+    steps = {
+        "out": (0, channels, 1),
+        "gradient": (gradient_pixel_step, 1, 0),
+        "x": (channels, 0, 1),
+    }
+    sizes = (arguments["pixels"], arguments["count"] // channels, channels)
+    return loops_by_name(call, sizes, steps)
+
+
+def _write_pointwise_dw(loops: Loops) -> Call | None:
+    """Convert loops to the weight gradient of a linear layer; None if inputs are divided."""
+    if len(loops.sizes) != len(_POINTWISE):
+        return None
+    (_, weight_step, _), (gradient_pixel_step, *_), (pixel_step, *_) = loops.steps
+    _, results, channels = loops.sizes
+    if not weight_step == pixel_step == channels:
+        return None
+    return with_arguments(loops, {"results": gradient_pixel_step, "count": results * channels})
+
+
+def _read_convolution_dw(call: Call) -> Loops | None:
+    """Convert the weight gradient of a convolution to loops; None for grouped convolutions.
+
+    The loops are over batch, output channels, input channels and pixels.
+    """
+    arguments = named_arguments(call)
+    sizes = ConvolutionSizes(*arguments["shape"])
+    if sizes.groups != 1:
+        return None
+    filters = sizes.channels * sizes.window
+    gradient_step, _, gradient_pixel_step = _pixel_steps(sizes.out_plane, sizes.results)
+    image_step, _, pixel_step = _pixel_steps(sizes.plane, sizes.channels)
+    steps = {
+        "out": (0, filters, 1, 0),
+        "gradient": (gradient_step, 1, 0, gradient_pixel_step),
+        "x": (image_step, 0, 1, pixel_step),
+    }
+    return loops_by_name(
+        call, (arguments["batch"], arguments["count"] // filters, sizes.channels, 0), steps
+    )
+
+
+def _write_convolution_dw(loops: Loops) -> Call | None:
+    """Convert loops to the weight gradient of a convolution; None if inputs are divided."""
+    sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
+    filters = sizes.channels * sizes.window
+    gradient_pixel_step, pixel_step = (
+        _pixel_step(loops, 1, sizes.out_plane),
+        _pixel_step(loops, 2, sizes.plane),
+    )
+    if gradient_pixel_step is None or len(loops.sizes) != len(_CONVOLUTION):
+        return None
+    _, results, channels, _ = loops.sizes
+    if (pixel_step, channels, loops.steps[0][1]) != (sizes.channels, sizes.channels, filters):
+        return None
+    shape = tuple(sizes._replace(results=gradient_pixel_step))
+    return with_arguments(loops, {"shape": shape, "count": results * filters})
+
+
+def _read_channelwise(call: Call) -> Loops:
+    """Convert a gradient of a depthwise layer or a pool to loops.
+
+    The loops are over batch, channels, window elements and pixels; channels are independent.
+    """
+    arguments = named_arguments(call)
+    sizes, batch, count = (
+        ConvolutionSizes(*arguments["shape"]),
+        arguments["batch"],
+        arguments["count"],
+    )
+    weight_steps = (0, 1, sizes.filter or count, 0)
+    image_steps, gradient_steps = (
+        _tap_steps(sizes.plane, sizes.channels),
+        _tap_steps(sizes.out_plane, sizes.results),
+    )
+    steps = {
+        "out": weight_steps if _computes_weight_gradient(call) else image_steps,
+        "gradient": gradient_steps,
+        "x": _tap_steps(sizes.plane, arguments["x_step"]) if "x_step" in arguments else image_steps,
+        "y": _tap_steps(sizes.out_plane, arguments["y_step"])
+        if "y_step" in arguments
+        else gradient_steps,
+        "w": weight_steps,
+        "scale": (0, 1, 0, 0),
+    }
+    return loops_by_name(call, (batch, count, sizes.window, 0), steps)
+
+
+def _tap_steps(size: int, step: int) -> Numbers:
+    """Return the strides of batch, channels, window elements and pixels of an image."""
+    return size * step, 1, 0, step
+
+
+def _write_channelwise(loops: Loops) -> Call | None:
+    """Convert loops to a gradient of a depthwise layer or a pool; None for unsupported strides."""
+    arguments, names = named_arguments(loops.call), pointers(loops.call)
+    sizes, count = ConvolutionSizes(*arguments["shape"]), loops.sizes[1]
+    if len(loops.sizes) != len(_CONVOLUTION):
+        return None
+    weight_name = "out" if _computes_weight_gradient(loops.call) else "w"
+    steps, filter_step = {}, count
+    for number, name in enumerate(names):
+        if name == weight_name:
+            filter_step = loops.steps[number][2]
+        elif name != "scale":
+            plane = sizes.out_plane if name in ("gradient", "y") else sizes.plane
+            step = _pixel_step(loops, number, plane)
+            if step is None:
+                return None
+            steps[name] = step
+    new_sizes = sizes._replace(
+        channels=steps["x" if weight_name == "out" else "out"],
+        results=steps["gradient"],
+        groups=count,
+        filter=0 if filter_step == count else filter_step,
+    )
+    changes = {f"{name}_step": steps[name] for name in ("x", "y") if f"{name}_step" in arguments}
+    return with_arguments(loops, {**changes, "shape": tuple(new_sizes), "count": count})
+
+
+def _computes_weight_gradient(call: Call) -> bool:
+    """Return whether a call computes the gradient of a weight."""
+    return call.kernel == "pm_q8_depthwise_dw"
+
+
+def _read_start(call: Call) -> Loops:
+    """Convert the sums of weights per output to loops over outputs and weights."""
+    arguments = named_arguments(call)
+    sizes, steps = (arguments["n"], arguments["terms"]), (arguments["next"], arguments["step"])
+    return loops_by_name(call, sizes, {"out": (1, 0), "w": steps})
+
+
+def _write_start(loops: Loops) -> Call | None:
+    """Convert loops to the sums of weights per output; None for other loops."""
+    if len(loops.sizes) != len(_ROWS) or loops.steps[0] != (1, 0):
+        return None
+    (count, terms), (next_step, step) = loops.sizes, loops.steps[1]
+    return with_arguments(loops, {"n": count, "terms": terms, "next": next_step, "step": step})
+
+
+def _read_update(call: Call) -> Loops | None:
+    """Convert an update of int8 weights to loops over outputs and weights; None if depthwise."""
+    arguments = named_arguments(call)
+    sizes = results, inner = arguments["results"], arguments["inner"]
+    if arguments["first"] or results * inner != arguments["count"]:
+        return None  # weights of a depthwise convolution have channels last
+    steps = dict.fromkeys(("w", "residual", "gradient"), (inner, 1))
+    return loops_by_name(call, sizes, {**steps, "scale": (1, 0)})
+
+
+def _write_update(loops: Loops) -> Call | None:
+    """Convert loops to an update of int8 weights; None if the weights of an output are divided."""
+    arguments, names = named_arguments(loops.call), pointers(loops.call)
+    results, inner = arguments["results"], arguments["inner"]
+    steps = {name: step for name, step in zip(names, loops.steps, strict=True) if name != "scale"}
+    if len(loops.sizes) != len(_ROWS) or {*steps.values()} != {(inner, 1)}:
+        return None
+    results, scale_index = loops.sizes[0], names.index("scale")
+    changes = {"results": results, "count": results * inner}
+    if "before" in arguments:
+        moved_outputs = loops.refs[scale_index].offset - call_refs(loops.call)[scale_index].offset
+        changes["before"] = arguments["before"] + moved_outputs * inner
+    return with_arguments(loops, changes)
+
+
 _POINTWISE: Final = ("pixels", "results", "channels")
 _CONVOLUTION: Final = ("batch", "results", "channels", "pixels")
 _PIXELS: Final = ("batch", "channels", "pixels")
-"""Names of the dimensions of loops."""
-INT8_PRODUCTS: Final = ("pm_q8_pointwise", "pm_q8_conv2d")
+_ROWS: Final = ("results", "weights")
+"""Dimensions of loops."""
+INT8_PRODUCTS: Final = tuple(
+    f"pm_q8_{kind}{made}" for kind in ("pointwise", "conv2d") for made in ("", "_dx", "_dw")
+)
 """Kernels each of whose results depends on all channels that are read."""
 INT8_LOOP_FORMATS: Final[
     dict[str, tuple[Callable[[Call], Loops | None], Callable[[Loops], Call | None]]]
@@ -227,4 +462,15 @@ INT8_LOOP_FORMATS: Final[
     "pm_q8_quantize": (_read_quantize, _write_quantize),
     "pm_q8_lookup": (_read_quantize, _write_quantize),
     "pm_q8_dequantize": (_read_dequantize, _write_dequantize),
+    "pm_q8_pointwise_dx": (_read_pointwise_dx, _write_pointwise_dx),
+    "pm_q8_conv2d_dx": (_read_convolution_dx, _write_convolution_dx),
+    "pm_q8_pointwise_dw": (_read_pointwise_dw, _write_pointwise_dw),
+    "pm_q8_conv2d_dw": (_read_convolution_dw, _write_convolution_dw),
+    "pm_q8_depthwise_dx": (_read_channelwise, _write_channelwise),
+    "pm_q8_depthwise_dw": (_read_channelwise, _write_channelwise),
+    "pm_q8_average_dx": (_read_channelwise, _write_channelwise),
+    "pm_q8_maximum_dx": (_read_channelwise, _write_channelwise),
+    "pm_q8_start": (_read_start, _write_start),
+    "pm_q8_sgd": (_read_update, _write_update),
+    "pm_q8_stochastic": (_read_update, _write_update),
 }

@@ -299,7 +299,11 @@ class _Tiling:
         large_groups = {self._groups.find(name) for name in self._sliceable if self._is_large(name)}
         large_groups -= weight_groups
         divided_products = [
-            names for names in product_groups if large_groups & {*map(self._groups.find, names)}
+            names
+            for names in product_groups
+            # Slices of shared state are fixed, such as those of a layer's weight and bias.
+            if large_groups & {*map(self._groups.find, names)}
+            or len(self._fixed_slices.keys() & names) > 1
         ]
         for names in divided_products:
             self._groups.join(names)
