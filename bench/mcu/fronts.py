@@ -328,7 +328,7 @@ def steps_apart(
 
     apart = {}
     for wire in front.wires[:-1]:  # the last one dequantizes
-        operands = [value(front.wires[n - 1].node) if n else x for n in wire.takes]
+        operands = [value(front.wires[n - 1].node) if n else x for n in wire.inputs]
         with torch.no_grad():
             found = front.get_submodule(wire.layer)(*operands)
         apart[wire.layer] = (found.flatten(1).int() - value(wire.node).flatten(1).int()).abs()

@@ -15,7 +15,7 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import explained
-from poetmodel.torch.int8.quantizing import HEADROOM, check_training, network_of
+from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
 from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
 from poetmodel.torch.onnx.reading import read_array
@@ -100,7 +100,7 @@ def split_front(
     ]  # no layer depends on the batch
     with explained(str(record.path)), torch.no_grad():
         exported = torch.export.export(graph, (torch.zeros(sizes),))
-    front = network_of(
+    front = convert_network(
         exported.module(), train=train, rounding=rounding, headroom=headroom, where=str(record.path)
     )
     return FrontRecord(front=front, source=name, result=result_name), replace(
