@@ -328,7 +328,7 @@ def test_infer_needs_a_step_captured_for_it(tmp_path):
         (
             lambda y: functional.dropout(y, 0.5),
             functional.cross_entropy,
-            "draws random numbers in evaluation mode too",
+            "draws random numbers in evaluation mode, too",
         ),
     ],
 )
