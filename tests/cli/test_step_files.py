@@ -128,7 +128,7 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     assert committed["reserved_bytes"] - found["reserved_bytes"] == 512  # its stack
     refused = invoke("solve", step, *BOARD, *ram)
     assert refused.status == 3
-    assert "proved only without tiles" in refused.err
+    assert "proved of the step whole" in refused.err
     solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
     assert solved.status == 0, solved.err
     told(solved.err)

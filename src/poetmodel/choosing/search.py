@@ -477,10 +477,11 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
 def check_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
     """Raise `InputError` for scores of unknown layers."""
     unknown = [shown(name) for name in scores if name not in layers]
-    known = listed([shown(name) for name in layers], most=_MAX_NAMED)
+    known = listed([shown(name) for name in layers], max_names=_MAX_NAMED)
     if unknown:
         raise InputError(
-            f"{source}: no layer is called {listed(unknown, most=_MAX_NAMED)}; expected {known}"
+            f"{source}: no layer is called {listed(unknown, max_names=_MAX_NAMED)}; expected "
+            f"{known}"
         )
 
 
@@ -493,12 +494,13 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
     ]
     if missing:
         raise InputError(
-            f"{source}: no score for {listed(missing, most=_MAX_NAMED)}; use 0 for layers that "
+            f"{source}: no score for {listed(missing, max_names=_MAX_NAMED)}; use 0 for layers "
+            "that "
             "should stay frozen"
         )
     if wrong:
         raise InputError(
-            f"{source}: the score of {listed(wrong, most=_MAX_NAMED)}; expected 0 or more"
+            f"{source}: the score of {listed(wrong, max_names=_MAX_NAMED)}; expected 0 or more"
         )
     if not math.isfinite(sum(scores.values())):
         raise InputError(f"{source}: expected scores with a finite sum, such as fractions of 1")

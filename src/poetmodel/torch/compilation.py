@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.device import Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
@@ -356,7 +356,7 @@ class Step:
     def _compile(self, inputs: Inputs) -> Compiled:
         """Compile for these inputs, showing progress, and append the result to `_compiled`."""
         first = self._compiled[0] if self._compiled else None
-        with CAPTURE_LOCK, rare_collections(), show_stages() as show_stage:
+        with CAPTURE_LOCK, infrequent_gc(), show_stages() as show_stage:
             compiled = Compiled(
                 self._model,
                 self._loss_fn,

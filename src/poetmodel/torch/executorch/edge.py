@@ -33,7 +33,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import listed
 from poetmodel.placement.lifetimes import Block, Span
 from poetmodel.placement.placing import place_blocks
@@ -50,7 +50,7 @@ from poetmodel.torch.capturing.inputs import (
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.errors import CaptureError, explained, quiet
-from poetmodel.torch.graph.tensors import fake
+from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,7 +98,7 @@ def edge_program(
         If the step cannot be exported, or an operator has no kernel; the message names it.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
-    with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
+    with quiet(), infrequent_gc(), explained(name), sdpa_kernel(SDPBackend.MATH):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
         edge = _to_edge(_export_forward_backward(exported))
@@ -219,9 +219,9 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
         """Change the module's graph in place."""
         for node in module.graph.nodes:
             operator = operator_of(node)
-            if operator in _RESHAPES and fake(node).is_contiguous():
+            if operator in _RESHAPES and fake_value(node).is_contiguous():
                 node.target, node.kwargs = _VIEW, {}
-                node.args = (node.args[0], list(fake(node).shape))
+                node.args = (node.args[0], list(fake_value(node).shape))
             elif operator is _aten.permute_copy.default:
                 source, dims = node.args
                 if operator_of(source) is operator and _is_inverse(source.args[1], dims):
@@ -240,7 +240,7 @@ def is_view(node: fx.Node) -> bool:
     """Return whether a node is a view of another tensor's memory, so that no copy is executed."""
     return (
         node.target is _VIEW
-        and fake(node).is_contiguous()
+        and fake_value(node).is_contiguous()
         and all(user.op != "output" for user in node.users)
     )
 
@@ -279,7 +279,7 @@ def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> Lowered
     original = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     corrected = lambda methods: _correct_metadata(original(methods), methods)  # noqa: E731
-    with quiet(), rare_collections(), temporary_setting(setter, corrected, original):
+    with quiet(), infrequent_gc(), temporary_setting(setter, corrected, original):
         # to_executorch changes its input.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)

@@ -17,7 +17,7 @@ from poetmodel.torch.graph.operators import flops_of
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.graph.step_graph import StepGraph
-from poetmodel.torch.graph.tensors import fake, tensors_in
+from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,9 @@ class EdgeGraph(StepGraph):
         self._inputs, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
         self._forward = set(nodes[: nodes.index(_loss_node(program)) + 1])
-        self.resident_bytes = sum(round_up(fake(node).nbytes, ALIGNMENT) for node in resident_nodes)
+        self.resident_bytes = sum(
+            round_up(fake_value(node).nbytes, ALIGNMENT) for node in resident_nodes
+        )
         """Size of trained parameters and changed buffers, which stay in the arena throughout
         [B]."""
         calls = [
@@ -51,13 +53,13 @@ class EdgeGraph(StepGraph):
     def _add_sources(self) -> None:
         """Add each user input as a source operation."""
         for number, node in enumerate(self._inputs):
-            value = fake(node)
+            value = fake_value(node)
             self.add_source(
                 node,
                 name=f"inputs[{number}]",
                 op=node.op,
                 phase=self.phase_of(node),
-                layout=TensorLayout.of(value),
+                layout=TensorLayout.from_tensor(value),
                 size_bytes=round_up(value.nbytes, ALIGNMENT),
             )
 
@@ -67,21 +69,21 @@ class EdgeGraph(StepGraph):
 
     def training_graph(self) -> Graph:
         """Return the training graph, with an end node that reads all results."""
-        end = self.end(self.reading(self.graph.output_node().all_input_nodes).storages)
+        end = self.results_node(self.find_reads(self.graph.output_node().all_input_nodes).storages)
         return Graph(name=self.name, nodes=(*map(self._node, self.operations), end))
 
     def _node(self, operation: Operation) -> Node:
         is_random = torch.Tag.nondeterministic_seeded in getattr(
             operator_of(operation.node), "tags", ()
         )
-        return self.node(
+        return self.training_node(
             operation, recomputable=operation.node not in self._inputs and not is_random
         )
 
 
 def _profile(node: fx.Node) -> OpProfile:
     """Return sizes, layouts and FLOP of an operation. Each output has its own memory."""
-    value = fake(node)
+    value = fake_value(node)
     is_single = not isinstance(value, tuple | list)
     tensors = [
         (None if is_single else position, output)
@@ -89,8 +91,8 @@ def _profile(node: fx.Node) -> OpProfile:
         if isinstance(output, torch.Tensor)
     ]
     sizes = tuple(round_up(tensor.nbytes, ALIGNMENT) for _, tensor in tensors)
-    layouts = (TensorLayout.of(tensor, position) for position, tensor in tensors)
-    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
+    layouts = (TensorLayout.from_tensor(tensor, position) for position, tensor in tensors)
+    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     return OpProfile(
         sizes_bytes=sizes,
         outputs=tuple(enumerate(layouts)),
@@ -153,16 +155,16 @@ class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
         """Replace the module's graph."""
         old = module.graph
         nodes = {node.name: node for node in old.nodes}
-        direct = {nodes[node.name]: value for node, value in self._step.direct.items()}
+        direct = {nodes[node.name]: value for node, value in self._step.output_keys.items()}
         new = Rewriter(direct)
         for node in old.nodes:
             if node.op in ("placeholder", "get_attr"):
-                new.give(node)
+                new.add_placeholder(node)
         for index in self._order:
             operation = self._step.operations[index]
             if operation.node.op == "call_function":
-                new.compute(nodes[operation.node.name], operation.storages)
-        new.graph.node_copy(old.output_node(), new.value)
+                new.write_node(nodes[operation.node.name], operation.storages)
+        new.graph.node_copy(old.output_node(), new.map_node)
         module.graph = new.graph
         module.recompile()
         return PassResult(module, modified=True)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from poetmodel.errors import InputError
-from poetmodel.torch.graph.operators import module_of, operator_name
+from poetmodel.torch.graph.operators import module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.int8.levels import Levels, to_float32
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
@@ -363,7 +363,7 @@ class Reader:
 
     def refuse(self, node: fx.Node, reason: str) -> NoReturn:
         """Raise `InputError` with an operator, its module and the reason."""
-        path = module_of(node)
+        path = module_path(node)
         where = f" in {path!r}" if path else ""
         self._raise_fault(f"{operator_name(node)}{where}: {reason}")
 
@@ -379,7 +379,7 @@ def _rescaling_layer(old: Levels, new: Levels) -> QuantizedLayer:
 
 def _layer_name(node: fx.Node) -> str:
     """Return the name of a layer, from its module."""
-    return module_of(node).replace(".", "_") or operator_name(node)
+    return module_path(node).replace(".", "_") or operator_name(node)
 
 
 def _needed_nodes(result: Any) -> set[fx.Node]:

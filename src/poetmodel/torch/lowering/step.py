@@ -183,7 +183,7 @@ class StepLowering:
                     strides=strides,
                     type=DataType.REAL,
                 )
-            elif argument.node in self.parts.direct:
+            elif argument.node in self.parts.output_keys:
                 self.views[argument.node] = self._view_of(argument.node, value, argument.name)
             elif argument.kind is InputKind.USER_INPUT:
                 self.views[argument.node] = self._add_unread_input(argument, value)
@@ -207,7 +207,7 @@ class StepLowering:
 
     def _view_of(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
         """Return the view of a value in the captured graph; `description` names it in messages."""
-        numbers = self.parts.reading((node,)).storages
+        numbers = self.parts.find_reads((node,)).storages
         buffer = self.names[numbers[0]] if numbers else _LOSS_GRADIENT
         return StridedView(
             buffer=buffer,
