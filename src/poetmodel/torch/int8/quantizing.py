@@ -83,8 +83,9 @@ def quantized(
         Treatment of weight changes below one int8 step: ``16 bits`` stores another int8 for each
         weight; ``stochastic`` rounds randomly.
     headroom : float, optional
-        Factor, at least 1, by which the ranges of trained weights, and of activations after the
-        first trained layer, exceed those of `front` and `batches`, because training changes them.
+        Factor, at least 1, by which some ranges exceed those of `front` and `batches`, because
+        training changes them: the ranges of trained weights, and of activations after the first
+        trained layer.
 
     Returns
     -------

@@ -82,9 +82,9 @@ def with_evaluation(
 ) -> LoweredStep:
     """Return a step with its loss and number of correct classes in evaluation mode.
 
-    Parameters as for `lower`. If the target has an integer for each vector of scores that the model
-    returns (along dimension 1, or dimension 0 of a single sample), a sample is correct if its
-    highest score is that of its label.
+    Parameters as for `lower`. Samples are counted if the target has an integer for each vector of
+    scores that the model returns (along dimension 1, or dimension 0 of a single sample). A sample
+    is correct if its highest score is that of its label.
 
     Raises
     ------
