@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.errors import RAISED, CaptureError, chain
+from poetmodel.torch.errors import RAISED, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -497,7 +497,7 @@ class Leftovers:
         calls the model several times, and fails if the code stores tensors of the first call.
         Before later calls `empty_holders` removes them.
         """
-        for link in chain(error):
+        for link in exception_chain(error):
             traceback.clear_frames(link.__traceback__)  # their variables are no holders
         gc.collect()  # nor are reference cycles
         removals = self.remove_tensors()

@@ -26,7 +26,7 @@ from torch.utils._mode_utils import no_dispatch
 from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, shown_path
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
-from poetmodel.torch.errors import RAISED, ForbiddenError, foreign, user_line
+from poetmodel.torch.errors import RAISED, ForbiddenError, foreign_tensor_error, running_user_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -186,9 +186,9 @@ def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
             if isinstance(tensor, FakeTensor):
                 continue
             if argument.alias_info is not None and argument.alias_info.is_write:
-                raise foreign("is changed")
+                raise foreign_tensor_error("is changed")
             if tensor.requires_grad and torch.is_grad_enabled():
-                raise foreign("that requires a gradient is used")
+                raise foreign_tensor_error("that requires a gradient is used")
 
 
 _RUN_ON_ZEROS: Final = ("_grouped_mm",)
@@ -325,7 +325,7 @@ def annotate_nodes(
         """Create a node, annotated with the current module and line."""
         node = record(tracer, *args, **kwargs)
         if trail:
-            line = user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
+            line = running_user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
             notes = node.meta.get("custom") or {}
             path = shown_path(notes.get(ANNOTATION, ""))
             location = f"module {path!r}" if path else trail[-1]
