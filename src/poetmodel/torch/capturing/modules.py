@@ -100,7 +100,7 @@ class ModuleSnapshot:
         return self._modules.values()
 
     def is_unchanged(self) -> bool:
-        """Return whether nothing has changed since the snapshot."""
+        """Return whether all state is that of the snapshot."""
         return (
             all(type(module) is kind for module, kind in self._classes)
             and all(tensor.is_unchanged() for tensor in self._tensors)

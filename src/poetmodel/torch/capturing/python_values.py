@@ -245,7 +245,7 @@ def read_at(line: tuple[str, int] | None) -> str:
 
 
 def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value) of a dict's items, or (index, item); nothing for arrays."""
+    """Yield (key, value) of a dict's items, or (index, item); empty for arrays."""
     content = content_of(container)
     if isinstance(content, dict):
         yield from list(dict.items(content))

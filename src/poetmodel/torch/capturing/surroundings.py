@@ -255,7 +255,7 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects the strides of fake tensors in another library's capture.
 
     Only operators with wrong predictions are corrected. Otherwise views would be captured that are
-    impossible for the real tensors. Does nothing without a fake mode in `inputs`.
+    impossible for the real tensors. Has no effect without a fake mode in `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -286,7 +286,7 @@ def annotate_nodes(
 ) -> Iterator[None]:
     """Context manager that annotates each recorded node with its module and the user's line.
 
-    Does nothing in PyTorch 2.9, which lacks annotations; names then contain the operator only.
+    Has no effect in PyTorch 2.9, which lacks annotations; names then contain the operator only.
     `trail` has the modules that are being executed, the innermost last, also after an exception.
     `check` is called with it at the begin and end of each module.
     """
@@ -488,7 +488,7 @@ def _dropout(
     p: float,
     train: bool,  # noqa: FBT001 - as the operator
 ) -> torch.Tensor:
-    """Call a dropout kernel; return the input itself, like eager, if nothing is dropped."""
+    """Call a dropout kernel; return the input itself, like eager, if no element is dropped."""
     return kernel(x, p, train) if train and p != 0 else x
 
 

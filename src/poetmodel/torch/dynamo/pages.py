@@ -72,7 +72,7 @@ class SlotFile(ScratchFile):
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Make a slot free, in the process that wrote it; otherwise do nothing."""
+        """Make a slot free if this process wrote it."""
         if process == self.process:
             self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 

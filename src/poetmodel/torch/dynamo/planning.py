@@ -90,7 +90,7 @@ class PlanRecord:
     eager_bytes: int | None
     """The peak with the model's own checkpoints [B]; None if it has none."""
     is_predicted: bool
-    """Whether nothing was executed: sizes are predictions, and workspaces are not counted."""
+    """Whether no graph was executed: sizes are predictions, and workspaces are not counted."""
     outside_bytes: int | None = None
     """Part of the budget for memory between forward and backward outside of the function [B]; None
     if there is none."""

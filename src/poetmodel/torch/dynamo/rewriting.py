@@ -101,7 +101,7 @@ class GraphPlanner:
     is_generated : callable, optional
         Whether a compiler generates the kernel of a node; by default all kernels are PyTorch's.
     is_predicted : bool
-        Whether nothing is executed, and all tensors have the sizes that PyTorch predicts.
+        Whether no graph is executed, and all tensors have the sizes that PyTorch predicts.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class GraphPlanner:
         Raises
         ------
         InputError
-            If nothing was compiled yet, or the file cannot be written.
+            If no graph was compiled yet, or the file cannot be written.
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """

@@ -131,7 +131,7 @@ class StepWriter(Rewriter):
         self.write_node(operation.node, numbers)
 
     def _write_page(self, op: Op, number: int) -> None:
-        """Write a page-out or page-in of a storage; nothing if no node reads the storage."""
+        """Write a page-out or page-in of a storage, unless no node reads the storage."""
         keys = self.output_keys(number)
         if not keys:
             return

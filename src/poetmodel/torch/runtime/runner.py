@@ -118,7 +118,7 @@ class Runner:
         self._fixed = [
             joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
         ]
-        """Arguments that are equal in each step; None for others."""
+        """Arguments that are equal in each step; None for arguments that are not."""
         output_keys = trace.step_graph.output_keys
         unread = [
             indices[a.node]
@@ -271,7 +271,7 @@ class GradientTarget:
     is_last: bool
     """Whether it is the last gradient of its key."""
     is_sole_reader: bool
-    """Whether nothing else reads the gradient's storage."""
+    """Whether no other operation or output reads the gradient's storage."""
 
 
 class Gradients:
