@@ -66,6 +66,7 @@ def offload_all(problem: Problem) -> Schedule:
 
     @in_best_homes
     def schedule(stateless: Problem) -> Schedule:
+        """Return the better schedule of the two rules, for the graph without state."""
         intervals = _saved_intervals(stateless.graph)
         first = {interval.tensor: interval for interval in reversed(intervals)}
         state = _state_intervals(problem, stateless.graph)

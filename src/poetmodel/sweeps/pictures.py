@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import Kind, Map, Panel
-from poetmodel.report.still import FORMS, SETTINGS, draw_map, encode_figure
+from poetmodel.report.still import PICTURE_LIBRARIES, SETTINGS, draw_map, encode_figure
 from poetmodel.sweeps.panels import digest
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ MARKS: Final = "osv^D<>PX*"
 
 def check_form(path: Path) -> None:
     """Raise unless a picture of this name can be drawn; nothing is written."""
-    check_picture(path, FORMS)
+    check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:
