@@ -37,7 +37,7 @@ GREY, PALE = "#808080", "#cccccc"
 COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, "#56b4e9", GREY)
 """Colours of lines, in turn."""
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
-"""Places of numbers beyond a hundredth of a point, which nobody sees."""
+"""Digits of numbers beyond a hundredth of a point, which are invisible."""
 _TAG: Final = re.compile(r"<[^>]+>")
 """A tag with its attributes: coordinates are there, and what is between tags is text."""
 _STYLE: Final[Any] = MappingProxyType(
@@ -76,7 +76,7 @@ class Chart:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def current(self, path: Path) -> bool:
-        """Return whether a file shows this."""
+        """Return whether a file contains the current data of this picture."""
         return path.is_file() and f"data {self.digest}" in path.read_text(encoding="utf-8")
 
     def write(self, path: Path) -> None:
@@ -341,7 +341,7 @@ class PaperFigure:
     name: str
 
     @cached_property
-    def _shown(self) -> Any:
+    def _panels(self) -> Any:
         def schedule(key: str) -> dict[str, Any] | None:
             path = RESULTS / "figures" / "schedules" / f"{key}.schedule.json"
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -349,13 +349,13 @@ class PaperFigure:
         return panels(self.name, rows(figure_records(self.name)), schedule)
 
     def current(self, path: Path) -> bool:
-        """Return whether a file shows this."""
-        mark = f"data {digest(self._shown)}"
+        """Return whether a file contains the current data of this picture."""
+        mark = f"data {digest(self._panels)}"
         return path.is_file() and mark in path.read_text(encoding="utf-8")
 
     def write(self, path: Path) -> None:
-        """Draw into a file."""
-        draw(path, self._shown)
+        """Draw the picture into a file."""
+        draw(path, self._panels)
         write_text(path, following_scheme(path.read_text(encoding="utf-8")))
 
 

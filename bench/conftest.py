@@ -72,6 +72,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 @pytest.fixture(autouse=True)
-def _collected() -> None:
+def _collect_garbage() -> None:
     """Begin every benchmark without the garbage of the one before."""
     gc.collect()

@@ -173,18 +173,18 @@ _FOR_GUROBI: Final = ("paper/transformer",)
 columns and rows. The next larger graph, ``paper/linear``, has 2,680 columns."""
 
 
-def _published() -> Iterator[Instance]:
+def _published_instances() -> Iterator[Instance]:
     axes = product(_PUBLISHED, _PUBLISHED_DEVICES, _PUBLISHED_BUDGETS, _DEADLINES)
     for model, device, ram, deadline in axes:
         yield Instance(goal=1, model=f"paper/{model}", device=device, ram=ram, deadline=deadline)
 
 
-def _zoo() -> Iterator[Instance]:
+def _zoo_instances() -> Iterator[Instance]:
     for model, device, ram in product(_ZOO, _DEVICES, ("20%", "35%", "50%", "70%")):
         yield Instance(goal=2, model=model, device=device, ram=ram)
 
 
-def _traced() -> Iterator[Instance]:
+def _traced_instances() -> Iterator[Instance]:
     for path in sorted(TRACED.glob("*.graph.json")):
         model = _TRACED + path.name.removesuffix(".graph.json")
         axes = product((PROFILE, "rpi4b"), ("70%", "50%", "35%", "25%"), (None, "150%"))
@@ -218,9 +218,9 @@ def _comparison() -> Iterator[Instance]:
 
 
 _GOALS: Final[dict[int, Callable[[], Iterator[Instance]]]] = {
-    1: _published,
-    2: _zoo,
-    3: _traced,
+    1: _published_instances,
+    2: _zoo_instances,
+    3: _traced_instances,
     4: _scale,
     5: _comparison,
     6: partial(_captures, "models", 6, LIMIT_S),
@@ -378,7 +378,7 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
 
 
 def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
-    """Load everything, then `measure`, with so many threads and workers."""
+    """Load all modules, then `measure` with a number of threads and workers."""
     warm_up()
     return measure(fields, None, **start)
 

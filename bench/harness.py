@@ -139,14 +139,14 @@ class FreshProcesses(Executor):
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         """Call a function with the fields of a run, which have its limit, and its start."""
-        return self._threads.submit(self._alone, measure, *arguments)
+        return self._threads.submit(self._run_in_process, measure, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as its base class has it
         """End: runs that are under way are dropped."""
         self._stopped.set()
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
 
-    def _alone(self, measure: Any, fields: dict[str, Any], start: Any) -> Record:
+    def _run_in_process(self, measure: Any, fields: dict[str, Any], start: Any) -> Record:
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_answer, args=(sender, measure, fields, start), daemon=True
@@ -195,7 +195,7 @@ def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) ->
 def within_core(
     limit_s: float, measure: Callable[[float], Record], *, share: float = 1.0
 ) -> Record:
-    """Return the facts of a run that had so much processor time, if it met its limit.
+    """Return the facts of a run with its processor time, if it met its limit.
 
     Limits of the package are wall time. A run that met its limit is repeated with another one until
     its processor time is the limit within `CORE_SHARE`; only the last run counts. `share` is what

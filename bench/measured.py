@@ -32,11 +32,11 @@ def records(kind: str) -> list[Record]:
     """Return the records of the newest file ``DATE-KIND.jsonl``, the last one of each name."""
     name = _DAY if kind == CASES else f"{_DAY}-{kind}"
     files = sorted(RESULTS.glob(f"{name}.jsonl"))
-    return list(_read(files[-1])) if files else []
+    return list(_read_records(files[-1])) if files else []
 
 
 @cache
-def _read(path: Path) -> tuple[Record, ...]:
+def _read_records(path: Path) -> tuple[Record, ...]:
     return tuple(RecordFile(path, lambda record: (record["kind"], record["name"])).records())
 
 
@@ -145,6 +145,6 @@ def markdown(frame: pd.DataFrame, formats: Mapping[str, Callable[[Any], str]]) -
 
 
 def figures(rows: Sequence[Sequence[str]], heads: Sequence[str], *, words: int = 1) -> str:
-    """Return a Markdown table of texts: figures, after so many columns of words."""
+    """Return a Markdown table of texts; columns after the first `words` are right-aligned."""
     rules = ["---" if place < words else "---:" for place in range(len(heads))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rules, *rows))

@@ -31,12 +31,12 @@ def comparison(found: Sequence[Row]) -> Iterable[Summary]:
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
             heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
-            rows=tuple(map(_ended, rows)),
+            rows=tuple(map(_result_row, rows)),
             words=4,
         )
 
 
-def _ended(row: Row) -> tuple[str, ...]:
+def _result_row(row: Row) -> tuple[str, ...]:
     words = (row["backend"], row["formulation"] or "lazy", f"{row['time_limit_s']:g} s")
     own = row["formulation"] == "paper"
     value = row["model_value" if own else "overhead_j"]

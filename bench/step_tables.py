@@ -488,11 +488,15 @@ def aifes() -> str:
 
 
 _LAYERS: Final = {
-    "pm_q8_conv2d": "3 x 3",
-    "pm_q8_depthwise": "3 x 3 depthwise",
-    "pm_q8_pointwise": "1 x 1",
+    "conv2d": "3 x 3",
+    "depthwise": "3 x 3 depthwise",
+    "pointwise": "1 x 1",
+    "linear": "fully connected",
+    "add": "addition",
+    "maximum": "max pool",
+    "average": "average pool",
 }
-"""What pages call the layers of kernels."""
+"""Names on pages of the kinds of layers."""
 
 
 def cmsis_nn_rows() -> list[dict[str, Any]]:
@@ -500,21 +504,21 @@ def cmsis_nn_rows() -> list[dict[str, Any]]:
     (record,) = records("cmsis-nn")
     rows = [dict(row) for row in record["rows"]]
     front = [row for row in rows if row["of"] == "of the front"]
-    numbers = ("layers", "macs", "theirs", "ours")
+    numbers = ("layers", "terms", "theirs", "ours")
     total = {name: sum(row[name] for row in front) for name in numbers}
-    return [{"of": "front", "kernel": "", **total}, *rows]
+    return [{"of": "front", "kind": "", **total}, *rows]
 
 
 def cmsis_nn() -> str:
     """Return CMSIS-NN beside the kernels of int8 layers."""
     lines = []
     for row in cmsis_nn_rows():
-        what = f"{_LAYERS[row['kernel']]} {row['of']}" if row["kernel"] else "front of MobileNetV2"
-        each = (row["theirs"] / row["macs"], row["ours"] / row["macs"])
+        what = f"{_LAYERS[row['kind']]} {row['of']}" if row["kind"] else "front of MobileNetV2"
+        each = (row["theirs"] / row["terms"], row["ours"] / row["terms"])
         counts = (whole(row["theirs"]), f"{each[0]:.2f}", whole(row["ours"]), f"{each[1]:.2f}")
         share = percent_text(row["ours"] / row["theirs"])
         lines.append((what, whole(row["layers"]), *counts, share))
-    heads = ("layers", "how many", "CMSIS-NN", "a MAC", "exported", "a MAC", "of CMSIS-NN's")
+    heads = ("layers", "how many", "CMSIS-NN", "a term", "exported", "a term", "of CMSIS-NN's")
     return figures(lines, heads)
 
 
@@ -649,8 +653,10 @@ def models() -> pd.DataFrame:
     """Return the models of other libraries that were tried, and how each ended."""
     found = load("coverage")
     found = found[found.status.isin(["works", "differs", "refused"])]
-    fits = [missing(told) or (told["equal"] and told["within"]) for told in found.budget.tolist()]
-    back_end = [None if missing(told) else told["status"] for told in found.back_end.tolist()]
+    fits = [
+        missing(entry) or (entry["equal"] and entry["within"]) for entry in found.budget.tolist()
+    ]
+    back_end = [None if missing(entry) else entry["status"] for entry in found.back_end.tolist()]
     return found.assign(
         library=found.name.str.split().str[0],
         works=(found.status == "works") & (found.other == "works") & pd.Series(fits, found.index),

@@ -20,6 +20,7 @@ STUDIES: Final = {
     "solvers": "solver_runs:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
+    "tiled": "tiled:STUDY",
     "fronts": "mcu.fronts:STUDY",
     "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "int8-training": "pytorch.int8_training:STUDY",
@@ -28,6 +29,7 @@ STUDIES: Final = {
     "library": "pytorch.compare:LIBRARY",
     "coverage": "pytorch.coverage:STUDY",
     "processes": "pytorch.processes:STUDY",
+    "floors": "pytorch.floors:STUDY",
 }
 """Where each study is. Those from ``mcu`` on need PyTorch."""
 

@@ -65,27 +65,27 @@ def markdown(statement: str) -> str:
 def components() -> str:
     """Return every component of every formulation as Markdown, each where it comes first."""
     parts = []
-    told: set[Component] = set()
+    listed: set[Component] = set()
     for formulation in FORMULATIONS:
         parts.append(f"### Components of `{formulation.name}`")
         for component in formulation.components:
-            if component not in told:
+            if component not in listed:
                 parts.append(f"#### {formulation.name}: {component.name}")
                 parts.append(markdown(component.statement))
                 parts.append(f"Source: {component.source}.")
-        shared = [f"`{part.name}`" for part in formulation.components if part in told]
+        shared = [f"`{part.name}`" for part in formulation.components if part in listed]
         if shared:
             parts.append(f"As above: {', '.join(shared)}.")
-        told.update(formulation.components)
+        listed.update(formulation.components)
     return "\n\n".join(parts)
 
 
 def page(text: str) -> str:
     """Return the page with its block current: the names of components, by formulation."""
-    return replace_block(text, "components", "\n".join(map(_named, FORMULATIONS)))
+    return replace_block(text, "components", "\n".join(map(_component_line, FORMULATIONS)))
 
 
-def _named(formulation: Formulation) -> str:
+def _component_line(formulation: Formulation) -> str:
     names = ", ".join(f"`{component.name}`" for component in formulation.components)
     return f"- `{formulation.name}`: {names}"
 
@@ -110,7 +110,7 @@ def methods_page(text: str) -> str:
     ]
     heads = ("method", *_COLUMNS)
     text = replace_block(text, "table", table(heads, rows))
-    return replace_block(text, "methods", "\n\n".join(map(_told, METHODS.values())))
+    return replace_block(text, "methods", "\n\n".join(map(_method_entry, METHODS.values())))
 
 
 def backends_page(text: str) -> str:
@@ -165,7 +165,7 @@ def _word(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
-def _told(entry: Method) -> str:
+def _method_entry(entry: Method) -> str:
     names = ", ".join(f"`{entry.name}:{variant}`" for variant in entry.variants)
     parts = (
         f"**`{entry.name}`** — {entry.summary}.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from poetmodel.device.room import PARTS
+from poetmodel.device.ram import KIND_NAMES
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PICTURE: Final = ROOT / "docs" / "timeline.svg"
 MODEL, DEVICE, RAM = "mobilenetv2", "rpi4b", "40%"
 """The problem of the README's first command."""
-_FORMS: Final = (*PARTS, Kind.RECOMPUTED, Kind.PAGED_IN)
+_FORMS: Final = (*KIND_NAMES, Kind.RECOMPUTED, Kind.PAGED_IN)
 """Parts and kinds of bands, from the bottom."""
 
 

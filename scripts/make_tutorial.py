@@ -119,15 +119,15 @@ def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
     are.
     """
     return [
-        f"cell {old['id']}: the file has {_printed(old)}, running it gives {_printed(new)}"
+        f"cell {old['id']}: the file has {_cell_outputs(old)}, execution gives {_cell_outputs(new)}"
         for old, new in zip(stored["cells"], found["cells"], strict=True)
         if all(shutil.which(name) for name in new["metadata"].get("needs", ()))
-        and _printed(old) != _printed(new)
+        and _cell_outputs(old) != _cell_outputs(new)
     ]
 
 
-def _printed(cell: dict[str, Any]) -> list[object]:
-    """Return what a cell printed: text as it is, pictures by their kind."""
+def _cell_outputs(cell: dict[str, Any]) -> list[object]:
+    """Return the outputs of a cell: text, and the kinds of pictures."""
     found: list[object] = []
     for output in cell.get("outputs", ()):
         if "text" in output:

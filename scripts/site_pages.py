@@ -78,7 +78,7 @@ def notebook_page(notebook: dict[str, Any], name: str) -> str:
         if cell["cell_type"] == "markdown":
             parts.append(source)
             continue
-        parts.append(_fenced("python", source))
+        parts.append(_code_fence("python", source))
         for output in cell["outputs"]:
             drawn = "".join(output.get("data", {}).get("image/svg+xml", ()))
             if drawn:
@@ -86,20 +86,20 @@ def notebook_page(notebook: dict[str, Any], name: str) -> str:
                 parts.append(f"![What the cell draws](data:image/svg+xml;base64,{coded})")
             else:
                 printed = output.get("text") or output["data"]["text/plain"]
-                parts.append(_fenced("text", "".join(printed)))
+                parts.append(_code_fence("text", "".join(printed)))
     title, *rest = parts
     download = f'<a href="{name}" download>This page as a notebook</a>'
     return "\n\n".join([title, download, *rest]) + "\n"
 
 
-def _fenced(language: str, text: str) -> str:
+def _code_fence(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```"
 
 
 def site_tables(markdown: str) -> str:
     r"""Return a text whose tables have plain bars within code.
 
-    The repository's reader wants ``\|`` there, that of the site shows the backslash.
+    GitHub needs ``\|`` there; the site would show the backslash.
     """
     return _ROW.sub(
         lambda row: _CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), markdown

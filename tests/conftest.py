@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kit.browser_pages import CHROMIUM
-from kit.messages import Told
+from kit.messages import MessageCatalogue
 from kit.programs import LACKING
 from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
 
@@ -145,7 +145,7 @@ def pytest_runtest_makereport(item):
 def told(request, tmp_path_factory):
     """Compare what people are told with the test's entry in the catalogue of its module."""
     name = f"{request.path.stem.removeprefix('test_')}.txt"
-    return Told(
+    return MessageCatalogue(
         path=request.path.parent / "messages" / name,
         name=request.node.name,
         folder=tmp_path_factory.getbasetemp(),

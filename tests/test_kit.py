@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.messages import Told, read
+from kit.messages import MessageCatalogue, read
 from kit.rotation import KEPT, SHARES, chosen, keep, kept_tests, parts, this_share
 
 NAMES = [f"a.py::test_{letter}[{number}]" for letter in "abc" for number in range(20)]
@@ -64,12 +64,12 @@ def test_what_differs_fails_with_the_difference_and_is_left(tmp_path):
     """Another text, or none, fails; neither is written."""
     path = tmp_path / "messages" / "some.txt"
     with pytest.raises(pytest.fail.Exception, match=r"\+ error: no file"):
-        Told(path, "test_a[1]", tmp_path, update=False)("error: no file\n")
+        MessageCatalogue(path, "test_a[1]", tmp_path, update=False)("error: no file\n")
     assert not path.exists()
-    Told(path, "test_a[1]", tmp_path, update=True)("error: no file\n")
+    MessageCatalogue(path, "test_a[1]", tmp_path, update=True)("error: no file\n")
     before = path.read_text()
     with pytest.raises(pytest.fail.Exception, match=r"(?s)- error: no file.*\+ error: no files"):
-        Told(path, "test_a[1]", tmp_path, update=False)("error: no files\n")
+        MessageCatalogue(path, "test_a[1]", tmp_path, update=False)("error: no files\n")
     assert path.read_text() == before
 
 
@@ -77,14 +77,14 @@ def test_what_is_written_is_read_again(tmp_path):
     """Empty lines, indented ones and several texts of one test; folders of a run have one name."""
     path = tmp_path / "messages" / "some.txt"
     text = f"  a\n\n\nwrote {tmp_path}/test_b0/x.json, '{tmp_path}/other'\n"
-    Told(path, "test_b", tmp_path, update=True)(text, "later")
-    Told(path, "test_b", tmp_path, update=True)("error: é")
+    MessageCatalogue(path, "test_b", tmp_path, update=True)(text, "later")
+    MessageCatalogue(path, "test_b", tmp_path, update=True)("error: é")
     assert read(path) == {
         "test_b": "error: é",
         "test_b: later": "  a\n\n\nwrote <tmp>/x.json, '<tmp>'",
     }
     for changed, about in ((text, "later"), ("error: é", "")):
-        Told(path, "test_b", tmp_path, update=False)(changed, about)
+        MessageCatalogue(path, "test_b", tmp_path, update=False)(changed, about)
 
 
 @pytest.mark.parametrize("path", sorted(HERE.rglob("messages/*.txt")), ids=lambda path: path.stem)

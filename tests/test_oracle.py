@@ -24,7 +24,7 @@ from kit.own_rows import constrained, state_rows_problem
 from kit.rotation import parts
 from kit.worked import bench_device, even_costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.problem import OWN, Problem
+from poetmodel.problem import USER_OBJECTIVE, Problem
 from poetmodel.schedule import Schedule, Simulation, check_schedule, simulate
 
 QUANTITIES = ("energy", "time", "ram", "writes")
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     def value(self, problem):
         """Return the quantity that a problem minimizes."""
         run = self.runs[str(problem.deadline_counts)]
-        if problem.minimize == OWN:
+        if problem.minimize == USER_OBJECTIVE:
             return run.total(problem.graph, problem.own_objective)
         figures = (run.energy_j, run.time_s, run.peak_ram_bytes, run.written_bytes)
         return figures[QUANTITIES.index(str(problem.minimize))] or 0.0
@@ -262,7 +262,7 @@ def test_oracle_schedules_pass_the_verifier(part, kind, count, least):
             continue
         verdict = check_schedule(problem, found.schedule)
         assert verdict.violations == (), (number, problem)
-        measured = problem.objective.measured(verdict.simulation)
+        measured = problem.objective.value_of(verdict.simulation)
         assert measured == pytest.approx(found.value, abs=1e-9), (number, problem)
         checked += 1
         wasteful += len(found.schedule.M_out) > len({i for _, i in found.schedule.M_in})

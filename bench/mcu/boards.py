@@ -210,7 +210,7 @@ def captured(wanted: BoardRun, training: Training) -> LoweredStep:
 def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]:
     step = captured(wanted, training)
     alone = {"keep_all_bytes": checkpoint_all_peak_bytes(step.graph)}
-    deployment, tried = _exported(wanted, step, folder)
+    deployment, tried = _first_fitting_deployment(wanted, step, folder)
     if deployment is None:
         answers = {each["answer"] for each in tried}
         answer = NO if answers == {NO} else OPEN
@@ -222,18 +222,22 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         "reason": "",
         "tried": tried,
         **alone,
-        **_decided(deployment),
-        **_measured(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
-        **(_counted(deployment, folder) if (wanted.part, wanted.ram) == (KEEP_ALL, ROOMY) else {}),
+        **_decision_record(deployment),
+        **_measurement_record(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
+        **(
+            _instruction_record(deployment, folder)
+            if (wanted.part, wanted.ram) == (KEEP_ALL, ROOMY)
+            else {}
+        ),
     }
 
 
-def _exported(
+def _first_fitting_deployment(
     wanted: BoardRun, step: LoweredStep, folder: Path
 ) -> tuple[Deployment | None, list[dict[str, Any]]]:
-    """Return the first deployment of all sizes of tiles that fits, and what became of each.
+    """Return the first deployment of all tile sizes that fits, and the result of each size.
 
-    State that is replaced on flash needs commits: they are tried where it is without.
+    State that is replaced on flash needs commits: sizes that do not fit are tried with them.
     """
     free = wanted.part == BOARD
     device = Device.load(wanted.board)
@@ -300,14 +304,14 @@ def _largest(step: LoweredStep, board: str) -> dict[str, Any]:
     }
 
 
-def _decided(deployment: Deployment) -> dict[str, Any]:
-    """Return what was decided for a deployment."""
+def _decision_record(deployment: Deployment) -> dict[str, Any]:
+    """Return the decisions of a deployment: status, gap, recomputations, transfers and costs."""
     result, plan, graph = deployment.result, deployment.plan, deployment.step.graph
     simulation = None if result is None else result.simulation
     if result is None or simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
     table = result.problem.table
-    parts = () if table.commit is None else table.commit.parts
+    parts = () if table.commit is None else table.commit.replacements
     outs = {i: times for i, times in simulation.page_outs.items() if i not in parts}
     paid = (table.transfer_totals(simulation.page_ins, outs), table.commit_totals())
     return {
@@ -369,8 +373,10 @@ def _ran(
     return found
 
 
-def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> dict[str, Any]:
-    """Return what was measured; raise where losses differ from those of the host."""
+def _measurement_record(
+    deployment: Deployment, host: ProgramRun, board: ProgramRun
+) -> dict[str, Any]:
+    """Return the measured metrics; raise `ToolchainError` if losses differ from the host."""
     apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
     second = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)
     if len(board.losses) != STEPS or apart[0] > LOSS_TOLERANCE or not max(apart) <= second:
@@ -396,18 +402,20 @@ def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> di
         "instructions": figures["step_instructions"],
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
-        **(_worn(deployment, figures) if deployment.commit else {}),
+        **(_wear_record(deployment, figures) if deployment.commit else {}),
     }
 
 
-def _worn(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
-    """Return what storage like the flash of the board has counted; raise where it is more."""
+def _wear_record(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
+    """Return the erases of emulated flash; raise `ToolchainError` if more than predicted."""
     block = deployment.layout.erase_block_bytes
     pages = sum(-(-size // block) * times for size, times in deployment.page_writes)
-    said = deployment.commit_erases + pages
+    predicted = deployment.commit_erases + pages
     counted = figures["storage_erases"] - deployment.commit_erases  # of pm_init
-    if counted > STEPS * said:
-        raise ToolchainError(f"erases: expected {said} in a step, and flash has {counted / STEPS}")
+    if counted > STEPS * predicted:
+        raise ToolchainError(
+            f"erases: expected {predicted} in a step, and flash has {counted / STEPS}"
+        )
     return {
         "commits": True,
         "generations": deployment.generations,
@@ -416,8 +424,8 @@ def _worn(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _counted(deployment: Deployment, folder: Path) -> dict[str, Any]:
-    """Return the nodes with their instructions, or why they were not counted."""
+def _instruction_record(deployment: Deployment, folder: Path) -> dict[str, Any]:
+    """Return the nodes with their instruction counts, or the reason of a failed count."""
     try:
         return {"nodes": _products(deployment, folder)}
     except ToolchainError as error:

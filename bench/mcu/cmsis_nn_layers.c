@@ -8,13 +8,14 @@
 #include "pm_platform.h"
 #include "pm_text.h"
 
-enum { CONVOLUTION, DEPTHWISE, POINTWISE };
+enum { CONVOLUTION, DEPTHWISE, POINTWISE, LINEAR, ADD, MAXIMUM, AVERAGE };
 
 typedef struct {
-    int32_t kind, zero_x, zero;
+    int32_t kind, zero_x, zero_w, zero; /* the second is that of the other addend */
     float inverse;
     const int32_t *shape; /* see pm_conv.h */
-    const int8_t *x, *w;
+    const int8_t *x, *w;  /* w is the other addend of a sum */
+    const int32_t *rows, *columns; /* of pools */
     const int32_t *start;
     const float *scale, *bias;
     int32_t *multiplier, *shift; /* scale and inverse in 31 bits, and the bias in steps of the scale */
@@ -52,10 +53,11 @@ static uint32_t compute_theirs(const layer_t *layer)
 {
     const int32_t *s = layer->shape;
     const cmsis_nn_dims in = {1, s[1], s[2], s[0]}, out = {1, s[4], s[5], s[3]}, biases = {1, 1, 1, s[3]};
-    const cmsis_nn_dims filter = {layer->kind == DEPTHWISE ? 1 : s[3], s[6], s[7], s[0]};
+    const cmsis_nn_dims filter = {layer->kind == CONVOLUTION || layer->kind == POINTWISE ? s[3] : 1, s[6], s[7], s[0]};
     const cmsis_nn_tile stride = {s[9], s[8]}, padding = {s[11], s[10]}, dilation = {s[13], s[12]};
     const cmsis_nn_activation limits = {-128, 127};
     const cmsis_nn_per_channel_quant_params scales = {layer->multiplier, layer->shift};
+    const cmsis_nn_pool_params pool = {stride, padding, limits};
     cmsis_nn_context context = {scratch, 0};
     arm_cmsis_nn_status status;
     if (layer->kind == DEPTHWISE) {
@@ -64,6 +66,25 @@ static uint32_t compute_theirs(const layer_t *layer)
         if (context.size > SCRATCH_BYTES) return 0xFFFFFFFFu;
         status = arm_depthwise_conv_wrapper_s8(&context, &p, &scales, &in, layer->x, &filter, layer->w, &biases,
                                                layer->rounded_bias, &out, theirs);
+    } else if (layer->kind == LINEAR) {
+        const cmsis_nn_dims weights = {s[0], 1, 1, s[3]};
+        const cmsis_nn_fc_params p = {-layer->zero_x, 0, layer->zero, limits};
+        const cmsis_nn_quant_params by_result = {layer->multiplier, layer->shift, 1};
+        context.size = arm_fully_connected_s8_get_buffer_size(&weights);
+        if (context.size > SCRATCH_BYTES) return 0xFFFFFFFFu;
+        status = arm_fully_connected_wrapper_s8(&context, &p, &by_result, &in, layer->x, &weights, layer->w, &biases,
+                                                layer->rounded_bias, &out, theirs);
+    } else if (layer->kind == ADD) {
+        status = arm_elementwise_add_s8(layer->x, layer->w, -layer->zero_x, layer->multiplier[0], layer->shift[0],
+                                        -layer->zero_w, layer->multiplier[1], layer->shift[1], ADD_SHIFT, theirs,
+                                        layer->zero, layer->multiplier[2], layer->shift[2], -128, 127,
+                                        s[3] * s[4] * s[5]);
+    } else if (layer->kind == MAXIMUM) {
+        status = arm_max_pool_s8(&context, &pool, &in, layer->x, &filter, &out, theirs);
+    } else if (layer->kind == AVERAGE) {
+        context.size = arm_avgpool_s8_get_buffer_size(out.w, in.c);
+        if (context.size > SCRATCH_BYTES) return 0xFFFFFFFFu;
+        status = arm_avgpool_s8(&context, &pool, &in, layer->x, &filter, &out, theirs);
     } else {
         const cmsis_nn_conv_params p = {-layer->zero_x, layer->zero, stride, padding, dilation, limits};
         context.size = arm_convolve_wrapper_s8_get_buffer_size(&p, &in, &filter, &out);
@@ -80,9 +101,17 @@ static void compute_ours(const layer_t *l)
     if (l->kind == DEPTHWISE) {
         pm_q8_depthwise(ours, l->x, l->w, l->start, l->scale, l->bias, s, 1, s[3], l->zero_x, l->inverse, l->zero, -128,
                         127);
-    } else if (l->kind == POINTWISE) {
+    } else if (l->kind == POINTWISE || l->kind == LINEAR) {
         pm_q8_pointwise(ours, l->x, l->w, l->start, l->scale, l->bias, s[1] * s[2], s[0], s[3], s[3], l->inverse,
                         l->zero, -128, 127);
+    } else if (l->kind == ADD) {
+        pm_q8_add(ours, l->x, l->w, s[3] * s[4] * s[5], l->scale[0], l->zero_x, l->scale[1], l->zero_w, l->inverse,
+                  l->zero, -128, 127);
+    } else if (l->kind == MAXIMUM) {
+        pm_q8_maximum(ours, l->x, l->rows, l->columns, 1, s[0], s[4], s[5], s[1], s[2], s[0], s[0], 1, 1);
+    } else if (l->kind == AVERAGE) {
+        pm_q8_average(ours, l->x, l->rows, l->columns, 1, s[0], s[4], s[5], s[1], s[2], s[0], s[0], l->zero_x,
+                      l->scale[0], l->inverse, l->zero, -128, 127);
     } else {
         pm_q8_conv2d(ours, l->x, l->w, l->start, l->scale, l->bias, s, 1, s[3], l->zero_x, l->inverse, l->zero, -128,
                      127);

@@ -169,7 +169,7 @@ def captured(
 ) -> LoweredStep:
     """Return a step whose updates follow a rule, with an inference where one is wanted.
 
-    So many parameters are `frozen`, from the first on.
+    The first `frozen` parameters are frozen.
     """
     for parameter in islice(model.parameters(), frozen):
         parameter.requires_grad_(requires_grad=False)

@@ -71,7 +71,7 @@ ENDINGS: Final = (
 SAMPLES: Final = 2
 """Stored samples of which each is trained on once."""
 CLASSES: Final = 5
-"""Of the ten digits so many are those of the network, and the others those of its new end."""
+"""Number of the ten digits that the pretrained network classifies; the rest are new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     begun = time.perf_counter()
     torch.manual_seed(0)
     of_part = {
-        STEP: _of_step, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy, REPLAY: _of_replay
+        STEP: _step_record, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy, REPLAY: _of_replay
     }  # fmt: skip
     try:
         facts = of_part[wanted.part](wanted)
@@ -166,7 +166,7 @@ def training(wanted: FrontRun) -> Training:
 # -- a step on a board -----------------------------------------------------------------------------
 
 
-def _lowered(wanted: FrontRun) -> tuple[LoweredStep, nn.Module, tuple[torch.Tensor, ...]]:
+def _lower_with_sgd(wanted: FrontRun) -> tuple[LoweredStep, nn.Module, tuple[torch.Tensor, ...]]:
     """Return the step of a network with SGD, the network, and a batch of one."""
     model, loss_fn, inputs = training(wanted)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -175,8 +175,8 @@ def _lowered(wanted: FrontRun) -> tuple[LoweredStep, nn.Module, tuple[torch.Tens
     return step, model, inputs
 
 
-def _of_step(wanted: FrontRun) -> dict[str, Any]:
-    step, model, inputs = _lowered(wanted)
+def _step_record(wanted: FrontRun) -> dict[str, Any]:
+    step, model, inputs = _lower_with_sgd(wanted)
     trained = [p for p in model.parameters() if p.requires_grad]
     constants = {name for name in step.values if name not in step.graph.tensor_index}
     return {
@@ -249,7 +249,7 @@ def _bytes_of(inputs: tuple[torch.Tensor, ...]) -> bytes:
 
 def _of_replay(wanted: FrontRun) -> dict[str, Any]:
     """Return what steps on batches and on stored samples take, by the same program on a board."""
-    step, _, inputs = _lowered(wanted)
+    step, _, inputs = _lower_with_sgd(wanted)
     batches = [_bytes_of((inputs[0] * (1 + k), inputs[1])) for k in range(SAMPLES)]
     given: dict[str, Any] = {
         "inputs": b"".join(batches),

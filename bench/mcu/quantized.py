@@ -40,19 +40,33 @@ def square(
     return ConvolutionSizes(channels, size, size, results, out, out, *windows, groups)
 
 
-def mobilenet_front(size: int = 96) -> Iterator[tuple[str, ConvolutionSizes]]:
-    """Yield kernels and sizes of MobileNetV2-0.35 up to its last block."""
-    yield "pm_q8_conv2d", square(3, 16, size, 3, 2)
+def pool_sizes(
+    channels: int, size: tuple[int, int], window: tuple[int, int], stride: int
+) -> ConvolutionSizes:
+    """Return the sizes of a pool without padding; `size` and `window` are height and width."""
+    down, across = ((edge - part) // stride + 1 for edge, part in zip(size, window, strict=True))
+    numbers = (*window, stride, stride, 0, 0, 1, 1)
+    return ConvolutionSizes(channels, *size, channels, down, across, *numbers, channels)
+
+
+def mobilenet_layers(size: int = 96) -> Iterator[tuple[str, ConvolutionSizes]]:
+    """Yield kinds and sizes of the layers of MobileNetV2-0.35 up to its last block.
+
+    A kind is the name of a kernel without ``pm_q8_``.
+    """
+    yield "conv2d", square(3, 16, size, 3, 2)
     size, channels = size // 2, 16
     blocks = [(wide, out, stride if not k else 1)
               for wide, out, count, stride in MOBILENET_BLOCKS for k in range(count)]  # fmt: skip
     for wide, results, stride in blocks[:-1]:
         inside = wide * channels
         if wide > 1:
-            yield "pm_q8_pointwise", square(channels, inside, size)
-        yield "pm_q8_depthwise", square(inside, inside, size, 3, stride, inside)
+            yield "pointwise", square(channels, inside, size)
+        yield "depthwise", square(inside, inside, size, 3, stride, inside)
         size = -(-size // stride)
-        yield "pm_q8_pointwise", square(inside, results, size)
+        yield "pointwise", square(inside, results, size)
+        if stride == 1 and results == channels:
+            yield "add", square(results, results, size)
         channels = results
 
 
@@ -108,7 +122,7 @@ class Layers:
     # -- calls -------------------------------------------------------------------------------------
 
     def call(self, kernel: str, elements: int, *arguments: Argument) -> Call:
-        """Add a call, of so many results."""
+        """Add a call with a number of results."""
         kind = DataType.REAL if kernel == "pm_q8_dequantize" else DataType.INT8
         name = f"result_{len(self.calls)}"
         self.buffers[name] = Buffer(elements=elements, type=kind)
@@ -162,8 +176,13 @@ class Layers:
         batch: int = 1,
         way: str = WAYS[0],
         limits: tuple[int, int] | None = None,
+        *,
+        same_scale: bool = False,
     ) -> Call:
-        """Add the largest elements or the means of windows."""
+        """Add the largest elements or the means of windows.
+
+        With `same_scale` means have scale and zero of the input, and windows must not be padded.
+        """
         lists = []
         for size, places, window, stride, pad, dilation in sizes.directions:
             ends = []
@@ -178,8 +197,10 @@ class Layers:
         if kernel == "pm_q8_average":
             (scale,), _, inverse = self._numbers(way, 70 * math.sqrt(sizes.window), 1)
             zero = self._zero()
+            zero_x = zero if same_scale else self._zero()
+            scale = 1 / (inverse * sizes.window) if same_scale else scale
             of_result = (float(np.float32(scale)), inverse, zero)
-            last = (self._zero(), *of_result, *(limits or self._limits(zero)))
+            last = (zero_x, *of_result, *(limits or self._limits(zero)))
         x = self._bytes(batch, sizes.plane, sizes.channels)
         return self.call(kernel, batch * sizes.channels * sizes.out_plane, x, *lists, *shape, *last)
 

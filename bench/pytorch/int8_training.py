@@ -154,9 +154,9 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Return the record of a run."""
     wanted = TrainingRun(**{**fields, "rates": tuple(fields["rates"])})
     begun, begun_cpu_s = time.perf_counter(), time.process_time()
-    tried = {rate: _trained(wanted, 0, rate) for rate in wanted.rates}
+    tried = {rate: _train_and_test(wanted, 0, rate) for rate in wanted.rates}
     rate = max(tried, key=lambda each: tried[each][0])
-    found = [tried[rate], *(_trained(wanted, seed, rate) for seed in range(1, wanted.seeds))]
+    found = [tried[rate], *(_train_and_test(wanted, seed, rate) for seed in range(1, wanted.seeds))]
     return record(
         KIND,
         wanted.name,
@@ -166,15 +166,15 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         cpu_s=time.process_time() - begun_cpu_s,
         rate=rate,
         validated={str(each): accuracy for each, (accuracy, _) in tried.items()},
-        before=[_before(wanted, seed) for seed in range(wanted.seeds)],
+        before=[_pretrained_accuracy(wanted, seed) for seed in range(wanted.seeds)],
         accuracy=[accuracy for _, accuracy in found],
         mean=statistics.mean(accuracy for _, accuracy in found),
     )
 
 
-def _trained(wanted: TrainingRun, seed: int, rate: float) -> tuple[float, float]:
+def _train_and_test(wanted: TrainingRun, seed: int, rate: float) -> tuple[float, float]:
     """Return the accuracy of a network on validation and on test samples, once trained."""
-    first, parts = _pretrained(wanted.data, seed, wanted.pretrained)
+    first, parts = _pretrain(wanted.data, seed, wanted.pretrained)
     (x, y), validation, test = parts
     way = WAYS[wanted.way]
     torch.manual_seed(seed)
@@ -190,9 +190,9 @@ def _trained(wanted: TrainingRun, seed: int, rate: float) -> tuple[float, float]
     return _accuracy(model, validation), _accuracy(model, test)
 
 
-def _before(wanted: TrainingRun, seed: int) -> float:
+def _pretrained_accuracy(wanted: TrainingRun, seed: int) -> float:
     """Return the accuracy of the float network on the test samples before it trains on."""
-    first, (_, _, test) = _pretrained(wanted.data, seed, wanted.pretrained)
+    first, (_, _, test) = _pretrain(wanted.data, seed, wanted.pretrained)
     return _accuracy(first, test)
 
 
@@ -206,10 +206,10 @@ def _accuracy(model: nn.Module, samples: tuple[Tensor, Tensor]) -> float:
 
 
 @cache
-def _pretrained(data: str, seed: int, steps: int) -> tuple[nn.Sequential, list[Any]]:
-    """Return a float network without batch norm that knows the old data, and samples of the new.
+def _pretrain(data: str, seed: int, steps: int) -> tuple[nn.Sequential, list[Any]]:
+    """Return a float network trained on the old data, with folded batch norms, and new samples.
 
-    These are samples to train with, for validation and to test.
+    The samples are split for training, validation and test.
     """
     (x, y), *parts = _samples(data, seed)
     torch.manual_seed(seed)
@@ -220,7 +220,7 @@ def _pretrained(data: str, seed: int, steps: int) -> tuple[nn.Sequential, list[A
         optimizer.zero_grad()
         functional.cross_entropy(network(x[rows]), y[rows]).backward()
         optimizer.step()
-    return _folded(network.eval()), parts
+    return _fold_batch_norms(network.eval()), parts
 
 
 def _network(window: tuple[int, int]) -> nn.Sequential:
@@ -246,8 +246,8 @@ def _network(window: tuple[int, int]) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def _folded(network: nn.Sequential) -> nn.Sequential:
-    """Return a network whose batch norms are parts of its convolutions."""
+def _fold_batch_norms(network: nn.Sequential) -> nn.Sequential:
+    """Return a network with batch norms folded into its convolutions."""
     layers: list[nn.Module] = []
     for layer in network:
         if isinstance(layer, nn.BatchNorm2d):

@@ -101,6 +101,6 @@ LIBRARY: Final[dict[str, Callable[[Size], Any]]] = {
 
 
 def network(name: str) -> Callable[[], Any]:
-    """Return what makes a network: whole, or reduced to so many blocks: ``gpt2-small/4``."""
+    """Return the constructor of a network, whole or with fewer blocks: ``gpt2-small/4``."""
     own, _, depth = name.partition("/")
     return partial(LIBRARY[own], replace(REDUCED, depth=int(depth)) if depth else Size())

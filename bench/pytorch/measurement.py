@@ -16,7 +16,7 @@ from poetmodel import torch as pmt
 from poetmodel.errors import BudgetError, NoScheduleError
 from poetmodel.sweeps.measurement import FAILED
 from poetmodel.torch.graph.tensors import heap_peak_bytes
-from poetmodel.torch.runtime.convolutions import divided_units, in_parts
+from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, scheduled_graph
 from pytorch.library import network
 from pytorch.networks import NETWORKS
@@ -47,7 +47,7 @@ def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> 
     Pages lie in `folder`; `ram_bytes` is the budget of compiled steps at the peak of a peer [B].
     Whatever stops a method is its result: ``status`` is `FAILED` then, and ``reason`` says why.
     """
-    return facts_of(partial(_compared, run, folder, ram_bytes))
+    return facts_of(partial(_comparison_record, run, folder, ram_bytes))
 
 
 def facts_of(compared: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -59,13 +59,13 @@ def facts_of(compared: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         facts |= compared()
     except NoPlanError as error:
         facts |= error.facts
-    except Exception as error:  # noqa: BLE001 - whatever stops a method is what is to be told
+    except Exception as error:  # noqa: BLE001 - any exception of a method is recorded
         facts |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
     return facts | {"seconds": time.perf_counter() - begun, "processor_s": time.process_time()}
 
 
-def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str, Any]:
-    """Return what steps of a method do beside those of eager.
+def _comparison_record(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str, Any]:
+    """Return the differences and costs of a method's steps relative to eager PyTorch.
 
     Notes
     -----
@@ -222,7 +222,7 @@ def compiled(
             minimize="energy", time_limit=run.limit_s, rollback=False, cache=False,
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
-        raise NoPlanError(_refused(training, run, ram_bytes, error)) from error
+        raise NoPlanError(_refusal_record(training, run, ram_bytes, error)) from error
     found = step.compiled
     details = {
         "gap": step.result.gap,
@@ -302,17 +302,17 @@ def share_of(run: TrainingRun) -> float:
     return 1.0 if run.own == KEEP_ALL else run.share or 1.0
 
 
-def _refused(
+def _refusal_record(
     training: Training,
     run: TrainingRun,
     ram_bytes: int | None,
     error: NoScheduleError | BudgetError,
 ) -> dict[str, Any]:
-    """Return what a record says of a run without a plan."""
+    """Return the record fields of a run without a plan."""
     traced = pmt.trace(*training)
     whole = keep_all_bytes(traced)
     budget = ram_bytes if ram_bytes is not None else int(share_of(run) * whole)
-    traced = in_parts(traced, divided_units(traced, budget_bytes=budget))
+    traced = divide_convolutions(traced, choose_divisions(traced, budget_bytes=budget))
     least = floor_bytes(scheduled_graph(traced, budget_bytes=budget))
     facts: dict[str, Any] = {"budget_bytes": budget, "floor_bytes": least, "keep_all_bytes": whole}
     if isinstance(error, NoScheduleError):

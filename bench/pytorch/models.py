@@ -144,13 +144,17 @@ def detector(name: str, *, own_loss: bool) -> Trial:
         labels = [{"class_labels": torch.tensor([1]), "boxes": torch.rand(1, 4)} for _ in range(2)]
         return ({"pixel_values": torch.randn(2, 3, 32, 32), "labels": labels},)
 
-    return _twice(_model(_row("tried", name, more)), None if own_loss else loss, batch)
+    return _trial_of_two_batches(
+        _model(_row("tried", name, more)), None if own_loss else loss, batch
+    )
 
 
 # -- other libraries -------------------------------------------------------------------------------
 
 
-def _twice(model: nn.Module, loss_fn: Any, batch: Callable[[], tuple[Any, ...]]) -> Trial:
+def _trial_of_two_batches(
+    model: nn.Module, loss_fn: Any, batch: Callable[[], tuple[Any, ...]]
+) -> Trial:
     return Trial(model=model.train(), loss_fn=loss_fn, inputs=batch(), other=batch())
 
 
@@ -158,7 +162,7 @@ def classifier(library: str, name: str, size: int = 64, **options: Any) -> Trial
     """Return a network of timm or torchvision that classifies images."""
     found = import_module("timm" if library == "timm" else "torchvision.models")
     make = partial(found.create_model, name) if library == "timm" else getattr(found, name)
-    return _twice(
+    return _trial_of_two_batches(
         make(num_classes=10, **options),
         functional.cross_entropy,
         lambda: (torch.randn(2, 3, size, size), torch.randint(0, 10, (2,))),
@@ -185,7 +189,7 @@ def faster_rcnn() -> Trial:
         target = {"boxes": torch.tensor([[4.0, 4, 30, 30]]), "labels": torch.tensor([1])}
         return [torch.rand(3, 64, 64)], [target]
 
-    return _twice(Losses(make(weights=None, weights_backbone=None)), None, batch)
+    return _trial_of_two_batches(Losses(make(weights=None, weights_backbone=None)), None, batch)
 
 
 class Denoiser(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -210,13 +214,13 @@ def unet2d(samples: int, size: int, **sizes: Any) -> Trial:
         noise = torch.randn(samples, 3, size, size)
         return torch.randn_like(noise), torch.randint(0, 1000, (samples,)), noise
 
-    return _twice(Denoiser(network), functional.mse_loss, batch)
+    return _trial_of_two_batches(Denoiser(network), functional.mse_loss, batch)
 
 
 def segmentation(kind: str) -> Trial:
     """Return a network of segmentation-models-pytorch, with its Dice loss."""
     library = import_module("segmentation_models_pytorch")
-    return _twice(
+    return _trial_of_two_batches(
         getattr(library, kind)("resnet18", encoder_weights=None, classes=1),
         library.losses.DiceLoss("binary"),
         lambda: (torch.randn(2, 3, 64, 64), torch.randint(0, 2, (2, 1, 64, 64)).float()),
@@ -226,7 +230,7 @@ def segmentation(kind: str) -> Trial:
 def volumes() -> Trial:
     """Return MONAI's UNet on volumes, with its Dice loss."""
     networks, losses = import_module("monai.networks.nets"), import_module("monai.losses")
-    return _twice(
+    return _trial_of_two_batches(
         networks.UNet(
             spatial_dims=3, in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2)
         ),

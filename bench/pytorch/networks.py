@@ -74,6 +74,49 @@ def resnet18(batch: int) -> Training:
     return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 32)
 
 
+class Split(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Convolutions of groups of channels, each on the sum of its group and the result before.
+
+    Without sums, and with the last group pooled, in the first block of a stage.
+    """
+
+    def __init__(self, width: int, stride: int, *, is_first: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(*convolution(width, width, stride), nn.ReLU()) for _ in range(3)
+        )
+        self.width, self.is_first = width, is_first
+        self.pool = nn.AvgPool2d(3, stride, 1) if is_first else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the results of all groups."""
+        *groups, last = x.split(self.width, 1)
+        results: list[torch.Tensor] = []
+        for layer, group in zip(self.layers, groups, strict=True):
+            has_sum = results and not self.is_first
+            results.append(layer(group + results[-1] if has_sum else group))
+        return torch.cat([*results, self.pool(last)], 1)
+
+
+def res2net50(batch: int) -> Training:
+    """Return Res2Net-50 with 4 groups of 26 channels for images of 64 x 64 (Gao et al., 2019)."""
+    layers: list[nn.Module] = [*convolution(3, 64, 2, size=7), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    into = 64
+    for stage, count in enumerate((3, 4, 6, 3)):
+        width, out = 26 * 2**stage, 256 * 2**stage
+        for block in range(count):
+            stride = 2 if stage and not block else 1
+            body = nn.Sequential(
+                *convolution(into, 4 * width, size=1), nn.ReLU(),
+                Split(width, stride, is_first=not block), *convolution(4 * width, out, size=1),
+            )  # fmt: skip
+            shortcut = nn.Sequential(*convolution(into, out, stride, size=1))
+            layers.append(Block(Residual(body, None if block else shortcut), nn.ReLU()))
+            into = out
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, 10))
+    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 64)
+
+
 def vgg16(batch: int) -> Training:
     """Return VGG-16 for images of 32 x 32 (Simonyan and Zisserman, 2015), with dropout."""
     layers: list[nn.Module] = []

@@ -50,7 +50,7 @@ class TrainingMethod:
 def eager(training: Training) -> TrainingMethod:
     """Run as PyTorch does."""
     model, loss_fn, _ = training
-    return _of(model, loss_fn)
+    return _training_method(model, loss_fn)
 
 
 # -- the file hook ---------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def checkpoint_per_block(training: Training, **options: Any) -> TrainingMethod:
         block.forward = partial(  # type: ignore[method-assign, unused-ignore]
             checkpoint, block.forward, use_reentrant=False, **options
         )
-    return replace(_of(model, loss_fn), details={"blocks": len(blocks)})
+    return replace(_training_method(model, loss_fn), details={"blocks": len(blocks)})
 
 
 def selective_checkpoint(training: Training) -> TrainingMethod:
@@ -199,7 +199,7 @@ def memory_budget(training: Training, share: float) -> TrainingMethod:
 
     model, loss_fn, _ = training
     config.activation_memory_budget = share
-    return _of(torch.compile(model, backend="aot_eager"), loss_fn)
+    return _training_method(torch.compile(model, backend="aot_eager"), loss_fn)
 
 
 def stock(training: Training, share: float | None = None) -> TrainingMethod:
@@ -223,10 +223,12 @@ def whole_loss(training: Training, backend: Any) -> TrainingMethod:
 
     loss_of.__code__ = loss_of.__code__.replace()
     compiled = torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=False)
-    return _of(lambda x: x, compiled)
+    return _training_method(lambda x: x, compiled)
 
 
-def _of(forward: Callable[[torch.Tensor], torch.Tensor], loss_fn: Any) -> TrainingMethod:
+def _training_method(
+    forward: Callable[[torch.Tensor], torch.Tensor], loss_fn: Any
+) -> TrainingMethod:
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_fn(forward(x), y)
         loss.backward()

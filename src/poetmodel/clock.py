@@ -55,9 +55,18 @@ def wall_end_s() -> float | None:
     return _WALL_END_S.get()
 
 
-def now_s() -> float:
-    """Return the time on the clock that limits count here [s]."""
-    return time.monotonic() if _WALL_END_S.get() is None else time.process_time()
+def now_s(*, of_processor: bool | None = None) -> float:
+    """Return the time on the clock that limits count here, or on a given one [s].
+
+    Parameters
+    ----------
+    of_processor : bool, optional
+        Whether to read the processor time of this process, not the monotonic clock. By default the
+        context decides (`processor_clock`); a thread of its own has another context.
+    """
+    if of_processor is None:
+        of_processor = _WALL_END_S.get() is not None
+    return time.process_time() if of_processor else time.monotonic()
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import DeviceRoom, room_figures
+from poetmodel.device.ram import DeviceRam, device_ram_metrics
 from poetmodel.errors import NoScheduleError, shown
-from poetmodel.problem import OWN, Problem, Quantity
-from poetmodel.problem.totals import in_words
+from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
+from poetmodel.problem.totals import format_terms
 from poetmodel.schedule.identity import FORMAT, HISTORY, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.schedule.relations import dump
@@ -151,10 +151,10 @@ class SolveResult:
             if self.minimizes_energy:
                 facts += [f"{energy}, gap {gap:.2%}"]
             else:
-                own = self.own_objective is not None or self.problem.minimize == OWN
+                own = self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE
                 name = "objective" if own else self._name()
                 facts += [f"{name} {self._amount(self.value or 0.0)}, gap {gap:.2%}"]
-                facts += [energy] if self.problem.asks_energy or own else []
+                facts += [energy] if self.problem.uses_energy or own else []
             facts += [f"peak RAM {format_bytes(self.simulation.peak_ram_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
@@ -222,7 +222,7 @@ class SolveResult:
             return self.own_objective.value
         if self.simulation is None:
             return None
-        return self.problem.objective.measured(self.simulation)
+        return self.problem.objective.value_of(self.simulation)
 
     @property
     def bound(self) -> float | None:
@@ -233,7 +233,7 @@ class SolveResult:
             return None
         if self.minimizes_energy:
             return self.bound_j
-        return min(self.proven_bound, self.problem.objective.measured(self.simulation))
+        return min(self.proven_bound, self.problem.objective.value_of(self.simulation))
 
     @property
     def overhead(self) -> float | None:
@@ -245,7 +245,7 @@ class SolveResult:
             return self.own_objective.value
         if self.simulation is None:
             return None
-        return self.problem.objective.overhead(self.simulation)
+        return self.problem.objective.overhead_of(self.simulation)
 
     @property
     def gap(self) -> float | None:
@@ -283,12 +283,12 @@ class SolveResult:
         return paid if self.objective_bound is None else max(paid, self.objective_bound)
 
     @property
-    def room(self) -> DeviceRoom | None:
+    def room(self) -> DeviceRam | None:
         """RAM of the device that the schedule takes; None without a schedule or a device."""
         if self.simulation is None:
             return None
         device, graph = self.problem.costs.device, self.problem.graph
-        return DeviceRoom.of(device, graph, self.simulation.peak_use)
+        return DeviceRam.compare(device, graph, self.simulation.peak_use)
 
     def require_schedule(self) -> Schedule:
         """Return the schedule; raise `NoScheduleError` with this result if there is none."""
@@ -304,13 +304,13 @@ class SolveResult:
         bound = "none" if self.bound is None else self._amount(self.bound)
         if self.minimizes_energy:
             figures = f"{energy}, bound {self.bound_j:.6g} J, gap {self.gap:.2%}"
-        elif self.own_objective is not None or self.problem.minimize == OWN:
+        elif self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE:
             figures = f"{self._name()}: {self.value:.6g}, bound {bound}, gap {self.gap:.2%}"
             figures += f"; {energy}"
         else:
             value = self._amount(self.value or 0.0)
             figures = f"{self._name()} {value}, bound {bound}, gap {self.gap:.2%}"
-            figures += f"; {energy}" if self.problem.asks_energy else ""
+            figures += f"; {energy}" if self.problem.uses_energy else ""
         rejected = f"; rejected by the verifier: {'; '.join(self.violations)}"
         return f"{self.status}: {figures}{rejected if self.violations else ''}"
 
@@ -359,8 +359,8 @@ class SolveResult:
         own = self.own_objective
         if own is not None:
             return f"{own.sense} {own.name}"
-        if self.problem.minimize == OWN:
-            return in_words(self.problem.own_objective)
+        if self.problem.minimize == USER_OBJECTIVE:
+            return format_terms(self.problem.own_objective)
         return NAMES[Quantity(self.problem.minimize)]
 
     def _amount(self, value: float) -> str:
@@ -372,7 +372,7 @@ class SolveResult:
     def _objective(self) -> dict[str, Any]:
         own = self.own_objective
         return {
-            "minimize": str(self.problem.minimize) if own is None else OWN,
+            "minimize": str(self.problem.minimize) if own is None else USER_OBJECTIVE,
             "value": self.value,
             "bound": self.bound,
             "gap": self.gap,
@@ -393,7 +393,7 @@ class SolveResult:
         wears = storage is not None and storage.endurance_cycles is not None
         return {
             **self._metrics(self.simulation, *lasting),
-            **({} if room is None else room_figures(room)),
+            **({} if room is None else device_ram_metrics(room)),
             **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if wears else {}),
             **self._metrics(self.simulation, *_TIMES),
         }
@@ -409,7 +409,7 @@ class SolveResult:
             "primal_integral_s": self.primal_integral_s,
         }
         return {
-            metric.key: claims[metric.key] if metric.of is None else metric.of(simulation)
+            metric.key: claims[metric.key] if metric.read is None else metric.read(simulation)
             for metric in metrics_at(Display.FILE, *groups)
         }
 

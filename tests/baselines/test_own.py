@@ -243,4 +243,4 @@ def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine, tmp_path):
     assert len((out / "cells.jsonl").read_text(encoding="utf-8").splitlines()) == count + 1
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
     refused = invoke(*command, "mine", "--out", str(out), "--quiet")
-    assert (refused.status, "known in this process alone" in refused.err) == (2, True)
+    assert (refused.status, "registered in this process only" in refused.err) == (2, True)

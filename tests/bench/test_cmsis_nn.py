@@ -16,19 +16,34 @@ from poetmodel.export.board import Target, ToolchainError
 pytest.importorskip("torch")
 
 from mcu import cmsis_nn
-from mcu.quantized import square
+from mcu.quantized import pool_sizes, square
 
 pytestmark = pytest.mark.torch
 
 STUB = Path(__file__).with_name("cmsis_nn_stub")
 SOME = (
-    ("of the front", "pm_q8_conv2d", square(3, 6, 9, 3, 2)),
-    ("of the front", "pm_q8_depthwise", square(10, 10, 7, 3, 1, 10)),
-    ("alone", "pm_q8_pointwise", square(20, 6, 5)),
-    ("of the front", "pm_q8_pointwise", square(7, 9, 5)),
-    ("of the front", "pm_q8_pointwise", square(9, 3, 2)),
+    ("of the front", "conv2d", square(3, 6, 9, 3, 2)),
+    ("of the front", "depthwise", square(10, 10, 7, 3, 1, 10)),
+    ("alone", "pointwise", square(20, 6, 5)),
+    ("of the front", "pointwise", square(7, 9, 5)),
+    ("of the front", "pointwise", square(9, 3, 2)),
+    ("alone", "linear", square(21, 5, 1)),
+    ("alone", "add", square(5, 5, 3)),
+    ("alone", "maximum", square(6, 6, 7, 3, 2, 6)),
+    ("alone", "average", pool_sizes(5, (7, 3), (3, 3), 2)),
 )
-REFUSED = ("of the front", "pm_q8_conv2d", square(1, 6, 9, 3))
+ROWS = (
+    ("of the front", "conv2d", 1, 27 * 150),
+    ("of the front", "depthwise", 1, 9 * 490),
+    ("alone", "pointwise", 1, 20 * 150),
+    ("of the front", "pointwise", 2, 7 * 225 + 9 * 12),
+    ("alone", "linear", 1, 21 * 5),
+    ("alone", "add", 1, 2 * 45),
+    ("alone", "maximum", 1, 9 * 96),
+    ("alone", "average", 1, 9 * 15),
+)
+"""Group, kind, number and terms of `SOME`."""
+REFUSED = ("of the front", "conv2d", square(1, 6, 9, 3))
 
 
 @pytest.fixture
@@ -63,17 +78,12 @@ def test_both_compute_the_same(tmp_path):
     needs(Target.M4)
     found = cmsis_nn.program(STUB, tmp_path, SOME)
     figures = cmsis_nn.checked(found)
-    assert figures["elements"] == 6 * 25 + 10 * 49 + 6 * 25 + 9 * 25 + 3 * 4
+    assert figures["elements"] == 150 + 490 + 150 + 225 + 12 + 5 + 45 + 96 + 15
     assert figures["scratch_bytes"] == 64
     rows = cmsis_nn.rows(found, SOME)
-    assert [(row["of"], row["kernel"], row["layers"]) for row in rows] == [
-        ("of the front", "pm_q8_conv2d", 1),
-        ("of the front", "pm_q8_depthwise", 1),
-        ("alone", "pm_q8_pointwise", 1),
-        ("of the front", "pm_q8_pointwise", 2),
-    ]
-    assert [row["macs"] for row in rows] == [27 * 150, 9 * 490, 20 * 150, 7 * 225 + 9 * 12]
-    assert all(0 < row["ours"] < row["theirs"] for row in rows)
+    assert [(row["of"], row["kind"], row["layers"], row["terms"]) for row in rows] == [*ROWS]
+    assert all(row["ours"] > 0 and row["theirs"] > 0 for row in rows)
+    assert all(row["ours"] < row["theirs"] for row in rows if row["kind"] in cmsis_nn.CONVOLUTIONS)
     with pytest.raises(ToolchainError, match="other results"):
         cmsis_nn.checked(replace(found, figures={**found.figures, "most": 2}))
 
@@ -94,7 +104,7 @@ def test_a_record_has_both(clone, tmp_path, monkeypatch):
     settings = ["--set", f"source={clone}", "--out", str(out)]
     assert run_study(cmsis_nn.STUDY, settings) == 0
     found = json.loads(out.read_text())
-    assert [set(row) for row in found["rows"]] == 4 * [
-        {"of", "kernel", "layers", "macs", "theirs", "ours"}
+    assert [set(row) for row in found["rows"]] == len(ROWS) * [
+        {"of", "kind", "layers", "terms", "theirs", "ours"}
     ]
     assert found["source"] == cmsis_nn.commit_of(clone)

@@ -59,8 +59,8 @@ def test_sizes_are_those_of_the_zoo(model, option, argument, size):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("mlp", "--sequence", "4"), ("mlp", "--sequence", "takes --batch and --image alone")),
-        (("bert-base", "--image", "4"), ("takes --batch and --sequence alone",)),
+        (("mlp", "--sequence", "4"), ("mlp", "--sequence", "only accepts --batch and --image")),
+        (("bert-base", "--image", "4"), ("only accepts --batch and --sequence",)),
         (("bert-base", "--sequence", "1000"), ("--sequence: expected at most 512",)),
         (("vgg16", "--image", "8"), ("vgg16", "larger --image")),
         (("paper/bert", "--batch", "2"), ("published graphs have fixed sizes",)),

@@ -14,7 +14,7 @@ from kit.report_subjects import subject
 from kit.worked import skip_problem, state, update
 from poetmodel.cli.options import StateName
 from poetmodel.device import Costs, Device
-from poetmodel.device.hardware import device_figures
+from poetmodel.device.hardware import device_quantities
 from poetmodel.device.io import device_names
 from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import describe_model, model_names
@@ -112,10 +112,10 @@ def in_toml(values, table=""):
     return "\n".join([*lines, *map(in_toml, tables, inner)])
 
 
-@pytest.mark.parametrize("path", [path for path, _ in device_figures()])
+@pytest.mark.parametrize("path", [path for path, _ in device_quantities()])
 def test_every_figure_of_a_device_is_read_checked_and_shown(path, tmp_path):
     """In files, faults, doubts, ``devices`` as a table and as JSON, and in reports."""
-    known = dict(device_figures())[path]
+    known = dict(device_quantities())[path]
     *tables, key = path.split(".")
 
     def told(value, *options):
@@ -131,7 +131,7 @@ def test_every_figure_of_a_device_is_read_checked_and_shown(path, tmp_path):
     named = f"[{'.'.join(tables)}] {key}" if tables else key
     refused = told(-1)
     assert (refused.status, f"{named}: expected" in refused.err) == (2, True)
-    if known.usual is not None and known.unit != "B":
+    if known.typical_range is not None and known.unit != "B":
         assert f"{named} is 1e+30 {known.unit}" in told(1e30).err
     told(value)
     board = Device.load(str(tmp_path / "board.toml"))

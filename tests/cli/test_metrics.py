@@ -29,9 +29,9 @@ def added(monkeypatch, key, of, unit=MetricUnit.COUNT, group=Group.MEMORY):
         unit=unit,
         meaning="made up for a test",
         group=group,
-        of=of,
-        stated=frozenset(Display),
-        listed=frozenset(Display),
+        read=of,
+        files=frozenset(Display),
+        tables=frozenset(Display),
     )
     monkeypatch.setattr(metrics, "METRICS", (*METRICS, new))
 
@@ -110,9 +110,9 @@ def _of_plans(metric):
     plans = frozenset({Display.PLAN_FILE, Display.PLAN, Display.VERIFY_PLAN})
     return Metric(
         **{name: getattr(metric, name) for name in ("key", "name", "unit", "meaning", "group")},
-        of=metric.of,
-        stated=plans,
-        listed=plans,
+        read=metric.read,
+        files=plans,
+        tables=plans,
     )
 
 
@@ -133,7 +133,7 @@ def test_keys_are_unique_and_their_units_are_in_their_names():
         assert metric.key.endswith(suffixes.get(metric.unit, ""))
         assert metric.name
         assert metric.meaning
-        assert metric.stated | metric.listed
+        assert metric.files | metric.tables
 
 
 def test_a_place_shows_the_metrics_that_name_it():
@@ -141,6 +141,6 @@ def test_a_place_shows_the_metrics_that_name_it():
     for place in Display:
         shown = metrics_at(place)
         assert shown
-        assert set(shown) == {m for m in METRICS if place in m.stated | m.listed}
+        assert set(shown) == {m for m in METRICS if place in m.files | m.tables}
         parts = [metric for group in Group for metric in metrics_at(place, group)]
         assert sorted(m.key for m in parts) == sorted(m.key for m in shown)

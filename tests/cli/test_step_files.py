@@ -136,7 +136,14 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     assert "no tiles fit" in none.err
     assert "--tile auto looks" not in none.err
     between, loose = ("--ram", f"{found['floor_bytes'] - 1}B"), ("--gap", "0.5", "--json")
-    auto = json.loads(invoke("solve", step, "--tile", "auto", *BOARD, *between, *loose).out)
+    stated = []
+    with pytest.MonkeyPatch.context() as patched:  # a problem is stated once for each size
+        state = LimitOptions.problem
+        patched.setattr(
+            LimitOptions, "problem", lambda *a, **k: stated.append(id(a[1])) or state(*a, **k)
+        )
+        auto = json.loads(invoke("solve", step, "--tile", "auto", *BOARD, *between, *loose).out)
+    assert len(stated) == len({*stated})
     tried = {trial["tile_bytes"]: trial["value"] for trial in auto["tile_trials"]}
     assert auto["problem"]["ram_budget_bytes"] == found["floor_bytes"] - 1
     assert len(tried) > 1

@@ -38,7 +38,7 @@ def test_the_model_says_what_it_leaves_out():
     """A core without a figure is named; a factor for memory has another label than none."""
     board = Device.load("rp2350")
     assert board.cycle_model.instructions_per_s == 150e6
-    assert "assumed: Cortex-M33 has no figure" in board.cycle_model.text
+    assert "assumed: Cortex-M33 was not measured" in board.cycle_model.text
     assert board.cycle_model.label == WITHOUT_WAITS == LABEL
     slow = replace(board, compute=replace(board.compute, memory_factor=1.25))
     assert slow.cycle_model.instructions_per_s == 120e6

@@ -20,7 +20,14 @@ from poetmodel.device import (
     StorageMode,
     Transfer,
 )
-from poetmodel.device.room import DeviceRoom, RamUse, floor_use, gauge, keep_all_use, room_figures
+from poetmodel.device.ram import (
+    DeviceRam,
+    RamUse,
+    device_ram_metrics,
+    floor_ram_use,
+    gauge,
+    keep_all_ram_use,
+)
 from poetmodel.errors import CostError
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
 
@@ -199,12 +206,12 @@ GRAPH = Graph(
 )
 def test_peak_and_resident_bytes_count_together(ram, peak, resident, blamed):
     """They fit if their sum is at most the RAM, to the byte; what is too much is named."""
-    found = DeviceRoom(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
+    found = DeviceRam(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
     fits, warning = blamed is None, found.warning()
     assert found.fits is (warning is None) is fits
     assert fits or f"device board, which has {ram} B of RAM" in warning
     assert fits or blamed in warning
-    assert room_figures(found) == {
+    assert device_ram_metrics(found) == {
         "resident_bytes": resident,
         "device_ram_bytes": ram,
         "fits_device": fits,
@@ -219,16 +226,16 @@ def test_graph_and_device_give_the_figures():
     """
     device = Device.load("paper-m4")
     graph = replace(GRAPH, resident_bytes={"parameters": 5})
-    found = DeviceRoom.of(device, graph, 12)
+    found = DeviceRam.compare(device, graph, 12)
     assert (found.device, found.ram_bytes) == ("paper-m4", device.ram_bytes)
     assert (found.peak_bytes, found.resident_bytes) == (12, 5)
-    assert DeviceRoom.of(None, graph, 12) is None
-    assert set(room_figures(None).values()) == {None}
+    assert DeviceRam.compare(None, graph, 12) is None
+    assert set(device_ram_metrics(None).values()) == {None}
     assert gauge(None) is gauge(found) is None  # of a plan only the peak is known
     device = replace(Device.load("paper-m4"), ram_bytes=100)
     graph = replace(GRAPH, resident_bytes={"parameters": 50, "gradients": 30, "optimizer": 7})
     use = RamUse(activation_bytes=9, gradient_bytes=1, workspace_bytes=2)
-    assert gauge(DeviceRoom.of(device, graph, use)) == {
+    assert gauge(DeviceRam.compare(device, graph, use)) == {
         "ram_bytes": 100,
         "state_bytes": 57,
         "activation_bytes": 9,
@@ -238,7 +245,7 @@ def test_graph_and_device_give_the_figures():
         "missing_bytes": 0,
         "trains": True,
     }
-    found = gauge(DeviceRoom.of(replace(device, ram_bytes=98), graph, use))
+    found = gauge(DeviceRam.compare(replace(device, ram_bytes=98), graph, use))
     assert (found["free_bytes"], found["missing_bytes"], found["trains"]) == (0, 1, False)
 
 
@@ -246,9 +253,9 @@ def test_keep_all_and_floor_are_split_without_rest():
     """For random training steps the kinds together are the peak, and the floor of each storage."""
     for seed in range(300):
         graph = random_step(seeded(f"room/{seed}"), (3, 9))
-        assert keep_all_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
+        assert keep_all_ram_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
         for mapped in (False, True):
-            use = floor_use(graph, memory_mapped=mapped)
+            use = floor_ram_use(graph, memory_mapped=mapped)
             assert use.total_bytes == floor(graph, memory_mapped=mapped).bytes
             assert min(astuple(use)) >= 0
             assert not (mapped and use.state_bytes)

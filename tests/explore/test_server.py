@@ -211,7 +211,7 @@ def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
     [
         ({"model": "/etc/passwd", "device": "mkr1000"}, "expected one of the list"),
         ({"model": "mlp", "device": "../mkr1000.toml"}, "expected one of the list"),
-        ({"model": "mlp", "device": "mkr1000", "sequence": 64}, "takes --batch and --image alone"),
+        ({"model": "mlp", "device": "mkr1000", "sequence": 64}, "only accepts --batch and --image"),
         ({"model": "paper/linear", "device": "mkr1000", "batch": 2}, "fixed sizes"),
     ],
 )

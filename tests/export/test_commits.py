@@ -415,3 +415,25 @@ def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
     with pytest.raises((BudgetError, NoScheduleError), match="train fewer parameters"):
         export_step(load_step(STEP), tmp_path, device=small, ram="90%", commit=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mapped_storage_in_a_file_outlives_a_power_cut(tmp_path):
+    """The default build for storage that the core reads in place resumes, with the same end.
+
+    Storage that has no state yet is named, not only by its number.
+    """
+    needs(Target.HOST)
+    inputs = digit_batches(STEPS, seed=3)
+    device = {"device": "nano33ble", "commit": True, "ram": "150%"}
+    export_step(load_step(STEP), tmp_path, gap=0.5, **device)
+    given = {"inputs": inputs, "settings": ("FAULTS=1",)}
+    with pytest.raises(ToolchainError, match="train without resume first"):
+        ran(tmp_path, steps=0, words=("resume",), **given)
+    whole = ran(tmp_path, steps=STEPS, **given)
+    (tmp_path / "pm_storage.bin").unlink()
+    with pytest.raises(ToolchainError, match="status 9"):
+        ran(tmp_path, steps=STEPS, words=(f"cut:{whole.figures['storage_writes'] - 3}",), **given)
+    done = ran(tmp_path, steps=0, words=("resume",), **given).figures["resumed"]
+    assert 0 < done < STEPS
+    rest = ran(tmp_path, steps=STEPS - done, words=("resume",), **given)
+    assert rest.state == whole.state

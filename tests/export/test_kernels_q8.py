@@ -9,7 +9,7 @@ import pytest
 from kit.digits import ran
 from kit.kernel_calls import Memory
 from kit.programs import needs
-from mcu.quantized import INT8, WAYS, Layers, mobilenet_front, square
+from mcu.quantized import INT8, WAYS, Layers, mobilenet_layers, pool_sizes, square
 from poetmodel.errors import InputError
 from poetmodel.export import board
 from poetmodel.export.board import Target
@@ -217,6 +217,10 @@ def exported(tmp_path_factory):
     layers.layer("pm_q8_depthwise", square(16, 16, 9, 3, 1, 16), 2)
     layers.layer("pm_q8_depthwise", square(20, 20, 9, 5, 2, 20))
     layers.layer("pm_q8_pointwise", square(64, 24, 5))
+    # As many elements as 16 bits can sum at their lowest, and more.
+    for size in (16, 17):
+        call = layers.pool("pm_q8_average", pool_sizes(6, (size, size), (size, size), 1))
+        layers.given(call)["x"].fill(INT8[0])
     folder = tmp_path_factory.mktemp("quantized")
     with pytest.MonkeyPatch.context() as patched:  # constants stand for inputs, NaN among them
         patched.setattr("poetmodel.export.exporting.check_values", lambda _: None)
@@ -264,6 +268,20 @@ def test_work_is_counted_as_it_is_done():
     }  # fmt: skip
 
 
+def test_pools_are_counted_by_words():
+    """Nine channels are two words and a byte; sums of more than 256 elements are taken by bytes."""
+    layers = Layers()
+    found = counted(layers.pool("pm_q8_maximum", square(9, 9, 5, 3, 1, 9)))[1]
+    assert found == {
+        "call": 1, "place": 25,
+        "4 element": 2 * 25, "4 row": 2 * 13 * 5, "4 seen": 2 * 13 * 13,
+        "1 element": 25, "1 row": 13 * 5, "1 seen": 13 * 13,
+    }  # fmt: skip
+    wide = pool_sizes(4, (17, 17), (17, 17), 1)
+    assert not counted(layers.pool("pm_q8_average", wide))[1]["4 seen"]
+    assert counted(layers.pool("pm_q8_maximum", wide))[1]["4 seen"] == 289
+
+
 MOST = {Target.M4: 33e6, Target.M3: 138e6}
 """Instructions of the front of MobileNetV2-0.35 on images of 96 x 96."""
 WIDE_PER_MAC = 1.8
@@ -274,8 +292,11 @@ def test_a_front_is_quick(core):
     """It takes a fraction of what floats do; estimates are near what the emulator counts."""
     needs(core)
     layers = Layers()
-    for kernel, sizes in mobilenet_front():
-        layers.layer(kernel, sizes, limits=INT8)
+    for kind, sizes in mobilenet_layers():
+        if kind == "add":
+            layers.add(sizes.results * sizes.plane, limits=INT8)
+        else:
+            layers.layer(f"pm_q8_{kind}", sizes, limits=INT8)
     layers.layer("pm_q8_pointwise", square(128, 128, 6), limits=INT8)
     step = layers.step(handed=False)
     found = emulated_profile(step, device="nrf52840", core=core).instructions

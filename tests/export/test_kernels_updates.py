@@ -7,7 +7,7 @@ from kit.kernel_calls import Memory
 from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import Lowering, StridedView, lowering_of
-from poetmodel.torch.step.optimizers import OptimizerSlot, rules_of
+from poetmodel.torch.step.optimizers import OptimizerSlot, group_rules
 from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
 
 RATE = 0.03
@@ -107,7 +107,7 @@ def trained(name, parameter):
     """Return a parameter, its optimizer, and what this keeps before its first step."""
     parameter = parameter.clone().requires_grad_()
     optimizer = OPTIMIZERS[name]([parameter])
-    rule = rules_of(optimizer)[0][0]
+    rule = group_rules(optimizer)[0][0]
     state = {key: OptimizerSlot(optimizer, parameter, key).value() for key in rule.moments}
     if name == "dampening":
         state["momentum_buffer"].fill_(float("nan"))
@@ -118,7 +118,7 @@ def trained(name, parameter):
 def test_five_steps(name):
     """Five steps give parameters and moments that PyTorch's optimizer gives."""
     parameter, optimizer, state = trained(name, real(*SHAPE))
-    rule = rules_of(optimizer)[0][0]
+    rule = group_rules(optimizer)[0][0]
     names = ["w", *state]
     ours = Lowered(ParameterUpdate(rule), names, ["g"], "lr", w=parameter, g=real(*SHAPE), **state)
     assert not ours.operation.workspace_bytes
@@ -140,7 +140,7 @@ def test_gradients_that_lie_otherwise(name):
     parameter, optimizer, state = trained(name, real(*SHAPE).t().contiguous().t())
     first, second, factor = real(*SHAPE), real(*SHAPE[::-1], seed=1).t(), torch.tensor(0.3).double()
     ours = Lowered(
-        ParameterUpdate(rules_of(optimizer)[0][0]),
+        ParameterUpdate(group_rules(optimizer)[0][0]),
         *(["w", *state], ["g", "h"], "lr", "factor"),
         **{"w": parameter, "g": first, "h": second, "factor": factor, **state},
     )
@@ -153,7 +153,7 @@ def test_gradients_that_lie_otherwise(name):
 
 def test_parameters_with_gaps():
     """A parameter with gaps is refused."""
-    rule = rules_of(torch.optim.SGD([real(2)], RATE))[0][0]
+    rule = group_rules(torch.optim.SGD([real(2)], RATE))[0][0]
     with pytest.raises(CaptureError, match="expected a parameter without gaps"):
         Lowered(ParameterUpdate(rule), ["w"], ["g"], "lr", w=real(4, 6)[:, ::2], g=real(4, 3))
 

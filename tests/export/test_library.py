@@ -60,7 +60,15 @@ def folders(tmp_path_factory):
         },
         "samples": {"ram": "150%", "paging": False, "replay": 4, "prefix": "samples"},
     }
-    return exporter(tmp_path_factory, plans)
+    made = exporter(tmp_path_factory, plans)
+    plans["moved"] = {**plans["kept"], "prefix": "moved", **mapped}
+
+    def folder(prefix):
+        if prefix == "moved":
+            plans["moved"]["migrate_from"] = made("kept")
+        return made(prefix)
+
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -71,6 +79,7 @@ def folders(tmp_path_factory):
         pytest.param("kept", (), id="evaluation, the best, samples"),
         pytest.param("samples", (), id="samples alone"),
         pytest.param("kept", ("-fanalyzer",), id="analyzed", marks=pytest.mark.slow),
+        pytest.param("moved", ("-fanalyzer",), id="analyzed migration", marks=pytest.mark.slow),
         pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
         pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.slow),
         pytest.param("vww", ("-DPM_REAL=double",), id="double", marks=pytest.mark.slow),

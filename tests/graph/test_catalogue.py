@@ -13,7 +13,7 @@ from poetmodel.graph.catalogue import (
     InputShape,
     Variant,
     describe_model,
-    find_model,
+    find_model_by_hash,
     load_model,
     model_names,
     model_path,
@@ -117,7 +117,7 @@ def test_sizes_of_an_input_are_said_in_two_ways():
         *("--batch", "8", "--state", "sgd", "--in-place", "--tile", "32KiB"),
         *("--train", "fc*"),
     )
-    assert Variant().given == InputShape().given == {}
+    assert Variant().overrides == InputShape().overrides == {}
     assert describe_model("resnet18-cifar") == "ResNet-18 on CIFAR-10, 32 x 32"
 
 
@@ -125,7 +125,7 @@ def test_sizes_of_an_input_are_said_in_two_ways():
 def test_model_with_state_is_found_by_its_fingerprint(shape):
     """A file that names a network need not say that its state is in the graph."""
     graph = load_model("mlp", shape)
-    assert find_model("mlp", graph.sha256) == (graph, shape)
+    assert find_model_by_hash("mlp", graph.sha256) == (graph, shape)
 
 
 @pytest.mark.parametrize(

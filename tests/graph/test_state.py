@@ -214,7 +214,7 @@ def test_pairs_are_the_same_in_any_order():
         ({"y": {"in_place": {"y": "g"}}}, "nodes[2] ('y').in_place: 'g' is no input of the node"),
         (
             {"y": {"in_place": {"y": "w"}}},
-            "nodes[2] ('y').in_place: 'w' is a state tensor; its memory cannot be taken over",
+            "nodes[2] ('y').in_place: 'w' is a state tensor; only its replacement may overwrite it",
         ),
         (
             {"u": {"in_place": {"w+": "g"}}},
@@ -229,10 +229,10 @@ def test_pairs_are_the_same_in_any_order():
                     "in_place": {"y": "x", "v": "x"},
                 }
             },
-            "nodes[2] ('y').in_place: 'v' takes over 'x' already",
+            "nodes[2] ('y').in_place: 'v' overwrites 'x' already",
         ),
-        ({"y": {"in_place": ["x"]}}, "nodes[2] ('y').in_place: expected an object with the name"),
-        ({"y": {"in_place": {"y": 3}}}, "nodes[2] ('y').in_place: expected an object with the na"),
+        ({"y": {"in_place": ["x"]}}, "nodes[2] ('y').in_place: expected an object that maps names"),
+        ({"y": {"in_place": {"y": 3}}}, "nodes[2] ('y').in_place: expected an object that maps"),
     ],
 )
 def test_each_fault_of_state_names_its_place(changes, message):

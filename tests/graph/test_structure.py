@@ -111,7 +111,7 @@ def test_graphs_are_frozen_values(fork):
     ("changes", "message"),
     [
         ({"name": ""}, "nodes[0].name: expected a non-empty string, got ''"),
-        ({"name": "\ud800"}, "nodes[0].name: expected characters that UTF-8 can hold"),
+        ({"name": "\ud800"}, "nodes[0].name: expected characters that UTF-8 can encode"),
         ({"op": 5}, "nodes[0].op: expected a non-empty string, got 5"),
         ({"phase": "forwards"}, "nodes[0].phase: expected one of input, forward, loss, backward"),
         ({"inputs": "ab"}, "nodes[0].inputs: expected a list of tensor names, got 'ab'"),

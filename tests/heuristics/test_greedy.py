@@ -50,7 +50,7 @@ def value(problem, schedule):
     """Return the minimized quantity of a schedule after checking that it is valid."""
     verdict = check_schedule(problem, schedule)
     assert not verdict.violations, verdict.violations
-    return problem.objective.measured(verdict.simulation)
+    return problem.objective.value_of(verdict.simulation)
 
 
 @pytest.mark.parametrize(

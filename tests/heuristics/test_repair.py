@@ -33,7 +33,7 @@ from poetmodel.heuristics.restorations import (
     Restoration,
     restorations_of,
 )
-from poetmodel.problem import Problem, Quantity, weighted
+from poetmodel.problem import Problem, Quantity, weighted_sum
 from poetmodel.schedule import check_schedule, simulate
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import as_candidate
@@ -194,11 +194,11 @@ def test_the_penalty_moves_prices_from_the_objective_to_the_limits():
     assert not check_schedule(skip_problem(deadline=12, ram=15), partial.schedule()).violations
     problem = skip_problem()
     once = problem.energy.coefficients
-    twice = weighted((once, 1.0), (once, 1.0))
+    twice = weighted_sum((once, 1.0), (once, 1.0))
     partial = PartialSchedule(problem.graph, [Restoration(3, 0, RECOMPUTE)])
     assert price(once, partial) > 0
     assert price(twice, partial) == pytest.approx(2 * price(once, partial))
-    assert price(weighted((once, 0.0)), partial) == 0
+    assert price(weighted_sum((once, 0.0)), partial) == 0
 
 
 # -- local search ----------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(p
         start = construct(problem)
         if start is not None:
             assert not as_candidate(problem, start).violations
-            tidy = PartialSchedule.of(problem.graph, start, problem.wanted).schedule()
+            tidy = PartialSchedule.of(problem.graph, start, problem.rewards).schedule()
             assert not as_candidate(problem, tidy).violations
         search.consider([])
         for _ in range(30):
@@ -388,7 +388,7 @@ def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(p
         assert not candidate.violations
         assert candidate.value == pytest.approx(search.best.value)
         found += 1
-        best += problem.objective.measured(candidate.simulation) <= least.value + 1e-9
+        best += problem.objective.value_of(candidate.simulation) <= least.value + 1e-9
     assert found >= 0.9 * feasible
     assert best >= 0.8 * found
 

@@ -33,8 +33,8 @@ from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.heuristics.greedy import page_everything, trivial
 from poetmodel.model import build
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem import OWN, Problem, Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
@@ -214,7 +214,7 @@ def answers(problem, rng, most):
     An exception is given in words.
     """
     ways = dict.fromkeys(WAYS, answer)
-    if obstacle(problem) is None and not problem.is_overlapping:
+    if infeasibility_reason(problem) is None and not problem.is_overlapping:
         ways["drawn"] = _lazily
     chosen = [(label, name) for label in ways for name in BACKENDS]
     found = []
@@ -252,7 +252,7 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
     if result.status == Status.INFEASIBLE or (value is None and settled):
         return f"{result.status} ({result.termination}), optimum {least!r}"
     objective = problem.objective
-    best, exact = objective.baseline + least, objective.in_bytes
+    best, exact = objective.baseline + least, objective.is_in_bytes
     sizes = abs(objective.baseline), abs(best if sharp else least)
     whole = 0.0 if exact else EQUAL * (max(sizes) if sharp else sum(sizes))
     bound = result.objective_bound
@@ -290,7 +290,7 @@ def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
     value = None
     if result.schedule is not None:
         found = check_schedule(problem, result.schedule)
-        value, known = problem.objective.measured(found.simulation), result.to_dict()["objective"]
+        value, known = problem.objective.value_of(found.simulation), result.to_dict()["objective"]
         if abs(value - known["value"]) > off(value):
             return f"value {value}, said {known['value']}"
         if known["bound"] is None or known["bound"] > best.value + off(best.value):
@@ -342,7 +342,7 @@ def by_compact(problem):
             break
     assert result.status == Status.OPTIMAL
     found = check_schedule(problem, result.schedule)
-    return Optimum(problem.objective.measured(found.simulation), result.schedule)
+    return Optimum(problem.objective.value_of(found.simulation), result.schedule)
 
 
 def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **options):
@@ -352,20 +352,20 @@ def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **
     to its tolerances. Bytes of a user's model are bounded to a tolerance only, and `solve` goes on
     by stage where the driver leaves state without a proof.
     """
-    if way not in EVERY_PROBLEM and obstacle(problem) is not None:
+    if way not in EVERY_PROBLEM and infeasibility_reason(problem) is not None:
         return ""  # known before anything is solved
     best = reference(problem)
     if way.startswith("rounds"):
         return _wrong_rounds(problem, best, rows_to_begin_with(problem, way, seed))
     watch = Watch(problem, best)
-    told = {"on_progress": watch} if watched and way != "by hand" else {}
+    callback = {"on_progress": watch} if watched and way != "by hand" else {}
     settled = options.get("time_limit", LIMIT_S) >= LIMIT_S
-    options = {"time_limit": 10 * LIMIT_S, "gap": gap, **told, **options}
+    options = {"time_limit": 10 * LIMIT_S, "gap": gap, **callback, **options}
     try:
         result = answer(problem, way, seed=seed, **options)
     except PoetModelError as error:
         return f"{type(error).__name__}: {error}"
-    proved = not (way == "unreduced" and problem.objective.in_bytes)
+    proved = not (way == "unreduced" and problem.objective.is_in_bytes)
     proved = proved and not (way.startswith("driver") and problem.graph.state_tensors)
     what = wrongly_ended(problem, best, result, gap, settled=settled, proved=proved)
     if way.startswith("bare") and not what and result.schedule is not None:
@@ -473,7 +473,7 @@ def rows_to_begin_with(problem, way, seed):
 
 def built_by_hand(problem):
     """Return a model whose own constraints a user states over the relations."""
-    plain = problem.minimize if problem.minimize != OWN else "energy"
+    plain = problem.minimize if problem.minimize != USER_OBJECTIVE else "energy"
     model = build(
         replace(problem, constraints=(), own_objective=(), minimize=plain), reductions=False
     )
@@ -491,7 +491,7 @@ def built_by_hand(problem):
             model.own.add(body <= row.upper + slack)
         if row.lower is not None:
             model.own.add(body >= row.lower - slack)
-    if problem.minimize == OWN:
+    if problem.minimize == USER_OBJECTIVE:
         model.objective.deactivate()
         model.mine = pyo.Objective(expr=total(model, problem, problem.own_objective))
     return model

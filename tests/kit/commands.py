@@ -54,8 +54,8 @@ COLUMNS = (
 
 
 @cache
-def _solved(limits):
-    """Return what ``solve`` writes for `chain` on the board."""
+def _solve_chain(limits):
+    """Return the schedule file that ``solve`` writes for `chain` on the board."""
     out = Path("solved.json")
     how = ("--device", BOARD_FILE, *limits, "--out", out, "--quiet")
     invoke("solve", CHAIN, *how, status=0)
@@ -67,7 +67,7 @@ def _solved(limits):
 def write_solved(name, *limits):
     """Write the schedule file of `chain` on the board within some limits, solved once."""
     path = Path(name)
-    path.write_text(_solved(limits))
+    path.write_text(_solve_chain(limits))
     return path
 
 
@@ -172,17 +172,17 @@ def training_step():
         node("g2", "y", size=40, phase="backward"),
         node("dw2", "g2", "r", size=300, phase="backward"),
         node("dr", "g2", "w2", phase="backward"),
-        node("u2", "w2", "dw2", **_replacing("w2", 300)),
+        node("u2", "w2", "dw2", **_update_node("w2", 300)),
         node("g1", "dr", "r", phase="backward", in_place={"g1": "dr"}),
         node("dw1", "g1", "x", size=200, phase="backward"),
-        node("u1", "w1", "dw1", **_replacing("w1", 200)),
+        node("u1", "w1", "dw1", **_update_node("w1", 200)),
     ]
     known = [{key: value for key, value in entry.items() if value is not None} for entry in nodes]
     return {"format": "poetmodel-graph", "version": 2, "name": "step", "nodes": known}
 
 
-def _replacing(name, size):
-    """Return the keys of a node that replaces a state tensor."""
+def _update_node(name, size):
+    """Return the entry of a node that replaces a state tensor."""
     outputs = [{"name": f"{name}+", "bytes": size, "replaces": name}]
     return {"phase": "update", "output_bytes": None, "outputs": outputs, "recomputable": False}
 

@@ -63,7 +63,7 @@ def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
     flat = traced.joint.flat_inputs
     for seed in seeds:
         plan = random_program(traced.graph, Random(seed), mode, page=page)  # noqa: S311
-        runner = Runner(traced, plan, range(len(traced.parts.storages)), folder=folder)
+        runner = Runner(traced, plan, range(len(traced.step_graph.storages)), folder=folder)
         for _ in range(2):
             assert differing(lambda *given, r=runner: r(flat(given)), *step) == [], seed
         runner.close()

@@ -98,9 +98,9 @@ class Visitor:
 
     def ended(self, name):
         """Return a point once it is over."""
-        return until(lambda: self._over(name))
+        return until(lambda: self._final_point(name))
 
-    def _over(self, name):
+    def _final_point(self, name):
         found = self.point(name)
         return None if found["state"] in ("waiting", "solving") else found
 

@@ -18,7 +18,7 @@ from poetmodel.export.deployment import reserved_bytes, stack_bytes
 from poetmodel.export.exporting import DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.plan.alignment import aligned_graph, alignment_on
+from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.torch.lowering.step import lower
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
@@ -298,7 +298,7 @@ class Exported:
             paging = options.get("paging", True)
             commit = options.get("commit", False) or options.get("commit_every", 1) > 1
             stack = stack_bytes(options.get("stack"), commit=commit)
-            arena = _arena_bytes(step, share, alignment_on(device), paging=paging)
+            arena = _arena_bytes(step, share, device_alignment(device), paging=paging)
             options["ram"] = arena + reserved_bytes(step, stack)
         settings = {"device": DEVICE, "gap": 0.5, "time_limit": 120.0}
         settings |= options or SCHEDULES["keep-all"]
@@ -357,7 +357,7 @@ class Exported:
 
 
 def _arena_bytes(step, share, alignment, *, paging):
-    graph = aligned_graph(step.graph, alignment)
+    graph = align_sizes(step.graph, alignment)
     state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
     most = checkpoint_all_peak_bytes(graph)
     least = min(most, floor(graph).bytes + state)

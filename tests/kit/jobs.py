@@ -45,7 +45,7 @@ def endless(*_):
 
 
 def attentive(job):
-    """Wait until nobody wants it any more."""
+    """Wait until the job is cancelled."""
     job.tell("begun")
     while not job.cancelled:
         time.sleep(0.001)

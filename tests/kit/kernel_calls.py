@@ -93,7 +93,7 @@ def real(*shape):
 
 
 class Memory:
-    """Buffers of a step, each between guards; what nobody wrote is poisoned."""
+    """Buffers of a step, each between guards; unwritten bytes are poisoned."""
 
     def __init__(self, buffers, *, learning_rate=0.0):
         self.buffers = dict(buffers)
@@ -108,7 +108,7 @@ class Memory:
         return self._arrays[name][_GUARD:-_GUARD]
 
     def execute(self, calls, *, workspace_bytes=0):
-        """Execute calls; their workspace has so many bytes in the build for the device."""
+        """Execute calls, with their workspace of the build for the device [B]."""
         size = math.ceil(workspace_bytes / DataType.REAL.itemsize)
         self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
         self._arrays[WORKSPACE] = np.full(size + 2 * _GUARD, np.nan)
@@ -210,12 +210,12 @@ class Lowered:
             learning_rate=learning_rate,
         )
         for look, tensor in zip(self.looks, self.tensors.values(), strict=True):
-            _seen(memory, look)[...] = tensor.detach().numpy()
+            _view_of(memory, look)[...] = tensor.detach().numpy()
         memory.execute(
             self.operation.calls if calls is None else calls,
             workspace_bytes=self.operation.workspace_bytes,
         )
-        return {p: torch.from_numpy(_seen(memory, o).copy()) for p, o in self.outputs.items()}
+        return {p: torch.from_numpy(_view_of(memory, o).copy()) for p, o in self.outputs.items()}
 
 
 def lowered(operator, *args, strides=None, in_place_of=None, **kwargs):
@@ -315,7 +315,7 @@ def _extent(look):
     return look.offset + sum(ends) + 1 if look.elements else look.offset
 
 
-def _seen(memory, look):
+def _view_of(memory, look):
     array = memory[look.buffer][look.offset :]
     return np.lib.stride_tricks.as_strided(
         array, look.shape, tuple(step * array.itemsize for step in look.strides)

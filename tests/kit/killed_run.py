@@ -54,7 +54,7 @@ def state(model, optimizer):
 
 
 def eager_states(steps):
-    """Return the states after 0 to so many steps of eager PyTorch."""
+    """Return the states after each of 0 to `steps` steps of eager PyTorch."""
     model, optimizer = network()
     found = [state(model, optimizer)]
     for number in range(steps):
@@ -96,7 +96,7 @@ calls = []
 """What was called since `kill_at`."""
 
 
-def main(folder, steps, told):
+def main(folder, steps, output):
     """Train to the end, and write each step that is done to a descriptor.
 
     Nothing waits for the medium: a kill loses nothing that the system has.
@@ -105,8 +105,8 @@ def main(folder, steps, told):
     model, optimizer = network()
     done = pmt.recover(folder, model, optimizer)
     with compiled(model, optimizer, folder) as step:
-        os.write(told, f"from {done}\n".encode())
+        os.write(output, f"from {done}\n".encode())
         for number in range(done, steps):
             step(*batch(number))
-            os.write(told, f"done {number + 1}\n".encode())
+            os.write(output, f"done {number + 1}\n".encode())
         torch.save(state(model, optimizer), folder / "state.pt")

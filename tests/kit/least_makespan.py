@@ -67,9 +67,9 @@ class _Programs:
         """Page-ins that each computation reads from."""
         self.remade = [[] for _ in self.nodes]
         """Page-outs of older copies of what each computation makes."""
-        self._read(moves)
+        self._parse_moves(moves)
 
-    def _read(self, moves):
+    def _parse_moves(self, moves):
         """Turn moves into events and the copies that they belong to."""
         maker = {}
         reader = {}
@@ -147,7 +147,7 @@ class _Programs:
         computed, begun, waited = state
         ram = self._ram(state)
         if computed < len(self.nodes):
-            need = ram + self.homes.step_bytes[self.nodes[computed]] - self._shared(state)
+            need = ram + self.homes.step_bytes[self.nodes[computed]] - self._shared_bytes(state)
             ready = all(begun >> e & 1 for e in self.arrivals[computed])
             gone = all(waited >> x & 1 for x in self.remade[computed])
             if ready and gone and need <= self.budget:
@@ -179,14 +179,14 @@ class _Programs:
         bus = max(core, bus) + times[event.tensor]
         return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
 
-    def _shared(self, state):
+    def _shared_bytes(self, state):
         """Add up what the next computation writes over inputs that it is the last to use."""
         place = state.computed
         dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == place}
         for tensor, _, reader, out in self.copies:
             if reader == place and (out is None or state.waited >> out & 1):
                 dying.add(tensor)
-        return sum(self.homes.shared(self.nodes[place], dying).values())
+        return sum(self.homes.overwritten_bytes(self.nodes[place], dying).values())
 
     def _ram(self, state):
         """Add up the copies that are in RAM."""

@@ -1,4 +1,4 @@
-"""What people are told, in catalogues: one text file beside the tests of a subject.
+"""Messages for users, in catalogues: one text file beside the tests of a subject.
 
 An entry is the name of a test and, indented below it, what people read there, case by case where
 the test has parameters. A test fails where they read anything else, and shows the difference;
@@ -55,7 +55,7 @@ def write(path, entries):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MessageCatalogue:
     """Compares what a test reads with its entry."""
 
     path: Path
@@ -79,11 +79,11 @@ class Told:
         name = f"{self.name}: {about}" if about else self.name
         text = re.sub(rf"{re.escape(str(self.folder))}/[\w-]+", "<tmp>", text.rstrip("\n"))
         entries = read(self.path)
-        told = entries.get(name)
-        if told == text:
+        stored = entries.get(name)
+        if stored == text:
             return
         if not self.update:
-            lines = difflib.ndiff((told or "").split("\n"), text.split("\n"))
-            head = f"{self.path}: {name}: pytest --update-messages writes what is told now"
+            lines = difflib.ndiff((stored or "").split("\n"), text.split("\n"))
+            head = f"{self.path}: {name}: pytest --update-messages writes the new text"
             pytest.fail("\n".join((head, *lines)), pytrace=False)
         write(self.path, entries | {name: text})

@@ -198,13 +198,13 @@ class _Search:
             for node in graph.nodes
         ]
         self.steps = [(t, k) for t in range(self.n) for k in range(t + 1)]
-        self.counted = list(self._counted(problem, minimize))
+        self.counted = list(self._label_amounts(problem, minimize))
         self.in_stages = list(self._in_stages(problem))
         self._rewards()
         self.useful = self._useful()
         self.sums = {0: 0}
         self.paid = {}
-        self.ahead = [self._ahead(of) for of in self.counted]
+        self.ahead = [self._min_remaining_costs(of) for of in self.counted]
 
     def _place_state(self, problem, resident):
         """Take state and what replaces it out of the search, or put it on storage."""
@@ -255,8 +255,8 @@ class _Search:
         """Return whether node `k` may be computed once more in stage `t`."""
         return self.again[k] and t <= self.last[k]
 
-    def _counted(self, problem, minimize):
-        """Yield what a label counts: the minimized quantity first, then the limited ones."""
+    def _label_amounts(self, problem, minimize):
+        """Yield the amounts of a label: the minimized quantity first, then the limited ones."""
         total = self._totals(problem)
         time = total["compute_s"]
         if str(problem.deadline_counts) == "serial":
@@ -315,9 +315,12 @@ class _Search:
         commit = table.commit
         rest_s = rest_j = committed = Fraction(0)
         if commit is not None:
-            rest_s, rest_j = Fraction(commit.rest.time_s), Fraction(commit.rest.energy_j)
+            rest_s, rest_j = (
+                Fraction(commit.other_cost.time_s),
+                Fraction(commit.other_cost.energy_j),
+            )
             committed = Fraction(commit.written_bytes)
-        self.parts = frozenset(() if commit is None else commit.parts)
+        self.parts = frozenset(() if commit is None else commit.replacements)
         compute = _Quantity(sum(compute_s, Fraction(0)), compute_s, tensors, tensors)
         transfer = _Quantity(rest_s, nodes, in_s, out_s)
         compute_j = list(map(Fraction, table.compute_energy_j))
@@ -383,8 +386,8 @@ class _Search:
         self.pays_in = sum(1 << i for i, pays in enumerate(into) if pays)
         self.pays_out = sum(1 << i for i, pays in enumerate(out) if pays)
 
-    def _ahead(self, of):
-        """Return for each step, and the end, the least that this step and those after it add."""
+    def _min_remaining_costs(self, of):
+        """Return for each step and the end the minimum cost of this step and all later ones."""
         compute, page_in, page_out = ([min(0, value) for value in each] for each in of.columns)
         least = [0]
         for t, k in reversed(self.steps):

@@ -14,7 +14,7 @@ from kit.instances import (
 from kit.oracle import optimum
 from kit.worked import costs_of
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.problem import OWN, Constraint, Problem
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 
@@ -42,7 +42,9 @@ def larger_own_rows_problem(seed, kind):
     problem = twins(rng) if kind == "twins" else scarce_problem(seed, (7, 10))
     if kind == "alike":
         problem = alike(rng, problem)
-    rewarded = replace(problem, minimize=OWN, own_objective=_random_objective(rng, problem))
+    rewarded = replace(
+        problem, minimize=USER_OBJECTIVE, own_objective=_random_objective(rng, problem)
+    )
     measured = rewarded if rng.random() < 0.4 else problem
     schedule = solve(measured, formulation="compact", gap=0.0).schedule
     if schedule is None:
@@ -103,14 +105,16 @@ def twins(rng):
 def with_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
     """Return a problem with random own constraints, and now and then an own objective.
 
-    There are so many rules, some of which state a row for every node or tensor. Their limits are
+    Some rules state a row for every node or tensor. Their limits are
     near what a schedule takes, be it wasteful, so that they bind or just cannot be kept.
     """
     count = rows if isinstance(rows, int) else rng.randint(*rows)
     found = [row for number in range(count) for row in _random_rule(rng, problem, schedule, number)]
     changed = replace(problem, constraints=(*problem.constraints, *found))
     if rng.random() < objective:
-        changed = replace(changed, minimize=OWN, own_objective=_random_objective(rng, problem))
+        changed = replace(
+            changed, minimize=USER_OBJECTIVE, own_objective=_random_objective(rng, problem)
+        )
     return changed
 
 
@@ -119,15 +123,15 @@ def constrained(rng, problem):
 
     It is searched for the schedules that rows are measured by: the best one, or one that wastes.
     """
-    return with_random_rows(rng, problem, _measured(rng, problem, 0.6))
+    return with_random_rows(rng, problem, _measured_schedule(rng, problem, 0.6))
 
 
-def _measured(rng, problem, rewarded):
+def _measured_schedule(rng, problem, rewarded):
     """Return a best schedule, with this chance for a random objective; a random one without."""
     best = optimum(problem)
     if best is not None and rng.random() < rewarded:
         own = _random_objective(rng, problem)
-        best = optimum(replace(problem, minimize=OWN, own_objective=own))
+        best = optimum(replace(problem, minimize=USER_OBJECTIVE, own_objective=own))
     if best is not None:
         return best.schedule
     choices = {"recompute": problem.recompute, "paging": problem.can_page}
@@ -232,7 +236,7 @@ def scaled_and_constrained(rng, n=(3, 5)):
     cancel.
     """
     problem = scaled_instance(rng, n)
-    schedule = _measured(rng, problem, 0.5)
+    schedule = _measured_schedule(rng, problem, 0.5)
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     rows = []
     for number in range(rng.randint(1, 3)):
@@ -247,7 +251,7 @@ def scaled_and_constrained(rng, n=(3, 5)):
     changed = replace(problem, constraints=tuple(rows))
     if rng.random() < 0.3:
         terms, _ = _scaled_terms(rng, problem)
-        changed = replace(changed, minimize=OWN, own_objective=terms)
+        changed = replace(changed, minimize=USER_OBJECTIVE, own_objective=terms)
     return changed
 
 

@@ -126,7 +126,7 @@ def _run_commands(block):
     for line in lines:
         program, *arguments = shlex.split(line, comments=True)
         if program in {"make", "cmake", "cc"} or program.startswith(("build/", "./")):
-            printed += _called(line, program, arguments)
+            printed += _run_program(line, program, arguments)
             continue
         assert program == "poetmodel", f"line {block.line}: {line}: say why it is not run"
         outcome = invoke(*arguments)
@@ -136,7 +136,7 @@ def _run_commands(block):
     return printed
 
 
-def _called(line, program, arguments):
+def _run_program(line, program, arguments):
     words = [w for x in arguments for w in (sorted(Path().glob(x)) if "*" in x else [x])]
     done = subprocess.run(
         [program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -17,7 +17,7 @@ WORDS = {"c": Op.COMPUTE, "i": Op.PAGE_IN, "o": Op.PAGE_OUT, "w": Op.WAIT, "f": 
 PAGED = "c0 o0 c1 w0 f0 c2 f1 i0 w0 c3 f0 f2"
 """`worked.skip_graph` with `a` paged; without both ``w0`` it is a blocking program."""
 FOLLOWS = f"{PAGED} f3"
-"""The same, and the tensor that nobody reads is freed too, as the derived frees have it."""
+"""The same, and the unread tensor is freed too, as in derived frees."""
 
 
 def plan(text, mode="dma", **keys):
@@ -58,7 +58,9 @@ def random_program(graph, random, mode, *, page=0.4, drop=0.2):
     made = _Program(graph, random, page, drop)
     for k in range(len(graph.nodes)):
         made.compute(k)
-    plan = Plan(program=with_waits_and_frees(Homes.of(graph), made.steps, mode), mode=mode)
+    plan = Plan(
+        program=with_waits_and_frees(Homes.from_resident(graph), made.steps, mode), mode=mode
+    )
     check = check_plan(graph, None, plan)
     assert check.valid, check.violations
     return plan

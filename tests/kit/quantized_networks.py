@@ -57,17 +57,17 @@ def converted(front, x, *, dtype=torch.int8, weights=torch.int8, zero=0, per_cha
     graph = module.graph
     for node in list(graph.nodes):
         if node.op == "placeholder":
-            _quantized(graph, node, _grid(seen.of[node], dtype), dtype)
+            _insert_quantization(graph, node, _grid(seen.of[node], dtype), dtype)
         elif node.target in MOVED:
             *_, scale, point, _, _, _ = node.args[0].args
-            _quantized(graph, node, (scale, point), dtype)
+            _insert_quantization(graph, node, (scale, point), dtype)
         elif node.target in (*WEIGHTED, *SUMS, *ACTIVATIONS, *MEANS):
             if node.target in WEIGHTED:
                 _quantized_weight(module, node, weights, zero, per_channel=per_channel)
             users = list(node.users)
             if len(users) == 1 and users[0].target in ACTIVATIONS:
                 continue
-            _quantized(graph, node, _grid(seen.of[node], dtype), dtype)
+            _insert_quantization(graph, node, _grid(seen.of[node], dtype), dtype)
     graph.lint()
     module.recompile()
     return module
@@ -93,7 +93,7 @@ def _grid(limits, dtype):
     return scale, int(np.clip(low - round(limits[0] / scale), low, high))
 
 
-def _quantized(graph, node, grid, dtype):
+def _insert_quantization(graph, node, grid, dtype):
     with graph.inserting_after(node):
         q = graph.call_function(_DECOMPOSED.quantize_per_tensor.default)
     with graph.inserting_after(q):

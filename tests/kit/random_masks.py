@@ -4,7 +4,7 @@ import numpy as np
 
 
 def words(step, site, count, *, stream=0, seed=0):
-    """Return so many words of Philox 4x32-10 at a site of a step; 1 is the stream of rounding."""
+    """Return `count` words of Philox 4x32-10 at a site of a step; 1 is the stream of rounding."""
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     zeros = np.zeros_like(blocks)
     counter = [blocks, zeros + np.uint64(site), zeros + np.uint64(stream), zeros]
@@ -25,17 +25,17 @@ def words(step, site, count, *, stream=0, seed=0):
 
 
 def kept(step, site, count, dropped_ratio):
-    """Return which of so many elements are kept."""
+    """Return a mask of the `count` elements that are kept."""
     return (words(step, site, count) >> 8) >= round(dropped_ratio * 2**24)
 
 
 def uniform(step, site, count, **more):
-    """Return so many numbers from 0 to 1."""
+    """Return `count` uniform numbers from 0 to 1."""
     return (words(step, site, count, **more) >> 8) / 2.0**24
 
 
 def normal(step, site, count):
-    """Return so many numbers of the standard normal distribution."""
+    """Return `count` numbers of the standard normal distribution."""
     pairs = uniform(step, site, count + count % 2).reshape(-1, 2)
     radius, angle = np.sqrt(-2 * np.log(pairs[:, 0] + 2.0**-24)), 2 * np.pi * pairs[:, 1]
     return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=1).reshape(-1)[:count]

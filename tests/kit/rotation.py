@@ -94,7 +94,7 @@ def parts(count):
 
 def quick(values, chosen):
     """Return parameters, or tuples of them, marked slow but for those that are chosen."""
-    return _marked(values, chosen, pytest.mark.slow)
+    return _mark_unchosen(values, chosen, pytest.mark.slow)
 
 
 def rotating(values, always):
@@ -102,9 +102,9 @@ def rotating(values, always):
 
     The rest are the same property once more, of which each run takes a share.
     """
-    return _marked(values, always, pytest.mark.seeds)
+    return _mark_unchosen(values, always, pytest.mark.seeds)
 
 
-def _marked(values, chosen, mark):
+def _mark_unchosen(values, chosen, mark):
     parts = [(v, v if isinstance(v, tuple) else (v,)) for v in values]
     return [v if v in chosen else pytest.param(*own, marks=mark) for v, own in parts]

@@ -86,7 +86,7 @@ def build(folder, target, *, settings=()):
 def _names(folder, objects, flags):
     """Return the name in the store for each object that depends on text alone.
 
-    A macro counts where a text has its name; what the linker is told does not count.
+    A macro counts where a text has its name; linker options do not count.
     """
     compiling = [word for word in flags if not word.startswith("-Wl,")]
     names = {}

@@ -30,9 +30,9 @@ class _StorageWatch(TorchDispatchMode):
             if key not in self.alive:
                 self.alive[key] = storage.nbytes()
                 self.total += storage.nbytes()
-                weakref.finalize(storage, self._gone, key)
+                weakref.finalize(storage, self._remove, key)
         self.highest = max(self.highest, self.total)
         return value
 
-    def _gone(self, key):
+    def _remove(self, key):
         self.total -= self.alive.pop(key)

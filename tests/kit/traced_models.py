@@ -156,7 +156,7 @@ def hooked():
 
 
 def unread(draw):
-    """Return a step that draws numbers which nobody reads, and others after them."""
+    """Return a step that draws unread random numbers, and more after them."""
 
     def forward(parts, x):
         x = parts[0](x)

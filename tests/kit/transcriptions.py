@@ -282,7 +282,7 @@ class Simrd:
         self.material.remove(i)
         self.usage -= self.graph.tensor_bytes[i]
         own = object()
-        neighbours = [self._find(self._root[u]) for u in self._evicted_beside(i)]
+        neighbours = [self._find(self._root[u]) for u in self._evicted_neighbours(i)]
         self._parent[own] = own
         self._class_cost[own] = self.cost[self.graph.node_of[i]]
         self._root[i] = own
@@ -302,7 +302,7 @@ class Simrd:
         made = (o for k in self.graph.users_of[i] for o in self.graph.outputs_of[k])
         return [o for o in made if o in self.created]
 
-    def _evicted_beside(self, i):
+    def _evicted_neighbours(self, i):
         beside = {*self._parents(i), *self._children(i)}
         return {u for u in beside if u not in self.material and u in self._root}
 
@@ -323,7 +323,7 @@ class Simrd:
 
     def _by_class(self, i):
         own = self.cost[self.graph.node_of[i]]
-        roots = {self._find(self._root[u]) for u in self._evicted_beside(i)}
+        roots = {self._find(self._root[u]) for u in self._evicted_neighbours(i)}
         return self._per_byte_second(i, own + sum(self._class_cost[root] for root in roots))
 
     def _per_byte_second(self, i, cost):

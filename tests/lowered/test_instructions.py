@@ -286,9 +286,9 @@ def test_costs_are_counted_instructions():
         ("nrf52840", None, "M4", "0.79 a cycle at 64 MHz (Cortex-M4)"),
         ("stm32f746", None, "M7", "1.05 a cycle at 216 MHz (Cortex-M7)"),
         ("nrf52840", "m7", "M7", "1.05 a cycle at 64 MHz (Cortex-M7)"),
-        ("nrf52840", "m3", "M3", "1 a cycle at 64 MHz (assumed: Cortex-M3 has no figure)"),
-        ("rp2350", None, "M4", "1 a cycle at 150 MHz (assumed: Cortex-M33 has no figure)"),
-        ("rp2350", "m4", "M4", "1 a cycle at 150 MHz (assumed: Cortex-M33 has no figure)"),
+        ("nrf52840", "m3", "M3", "1 a cycle at 64 MHz (assumed: Cortex-M3 was not measured)"),
+        ("rp2350", None, "M4", "1 a cycle at 150 MHz (assumed: Cortex-M33 was not measured)"),
+        ("rp2350", "m4", "M4", "1 a cycle at 150 MHz (assumed: Cortex-M33 was not measured)"),
     ],
 )
 def test_profiles_take_the_figure_of_the_core(monkeypatch, device, core, built, rate):

@@ -28,7 +28,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 
 
 def chain(uses, n, **of_node):
@@ -204,7 +204,7 @@ def instances(kind, numbers, graph_of=varied_graph):
     for number in numbers:
         seed = f"grouping-{kind}/{number}"
         problem = scarce_problem(seed, (5, 9), graph_of)
-        if obstacle(problem) is None:
+        if infeasibility_reason(problem) is None:
             rng = seeded(f"rows of {seed}")
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
@@ -215,7 +215,7 @@ def own_pointwise(kind, numbers):
         seed = f"own-{kind}/{number}"
         rng = seeded(seed)
         problem = constrained(rng, scarce_problem(seed, (4, 7), pointwise_graph))
-        if obstacle(problem) is None:
+        if infeasibility_reason(problem) is None:
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
 
@@ -303,7 +303,7 @@ def test_merging_stages_keeps_every_count_that_is_wanted(part):
         seed = f"grouping-own/{number}"
         rng = seeded(seed)
         problem = constrained(rng, random_instance(rng, (4, 5)))
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             continue
         grouping = random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
         best = optimum(problem)

@@ -234,4 +234,4 @@ def test_an_equality_of_sums_that_cancel_holds_whatever_is_decided():
     costs = costs_of(graph, times, [3 * value for value in times])
     problem = Problem(graph, costs, ram=13).subject_to(even=lambda v: v.energy_j == 3 * v.compute_s)
     assert best(problem).overhead_j == pytest.approx(0.3)
-    assert not any(any(column) for column in problem.wanted)
+    assert not any(any(column) for column in problem.rewards)

@@ -107,8 +107,8 @@ def test_resident_state_has_one_offset_before_the_program():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bytes": 32}, "arena: bytes is 24, stated are 32"),
-        ({"lower_bound_bytes": 16}, "arena: lower_bound_bytes is 24, stated are 16"),
+        ({"bytes": 32}, "arena: bytes is 24, stated is 32"),
+        ({"lower_bound_bytes": 16}, "arena: lower_bound_bytes is 24, stated is 16"),
         ({"offsets": changed(OF_SKIP, 4)}, "instruction 7: tensor 'a' has no offset"),
         ({"offsets": changed(OF_SKIP, 2)}, "the workspace of 'b' has no offset"),
         ({"offsets": (*OF_SKIP, OF_SKIP[0])}, "instruction 0: tensor 'a' has two offsets"),

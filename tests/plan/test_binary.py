@@ -100,7 +100,7 @@ def test_homes_that_are_cut_off_or_false_are_told():
     head = MAGIC + bytes([2, 0]) + bytes.fromhex(graph.sha256)[:8]
     with pytest.raises(PlanError, match="ends before the homes of state"):
         decode(sealed(head + bytes([0])), graph)
-    with pytest.raises(PlanError, match="lists tensors as resident that are no state"):
+    with pytest.raises(PlanError, match="lists resident tensors that are not state"):
         encode(plan(HELD, "blocking", resident=(0, 1, 3)), graph)
 
 

@@ -20,7 +20,7 @@ from poetmodel.schedule.metrics import Display, simulated_metrics
 from poetmodel.schedule.relations import dump
 from poetmodel.units import ESTIMATES
 
-SKIP = Homes.of(skip_graph())
+SKIP = Homes.from_resident(skip_graph())
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_listing_of_a_plan():
         "        1   1,000.000          4 B  page out   a  4 B beside the core in 5 s",
         "        2   1,000.000         10 B  compute    b  takes 2 s",
         "  !     3   3,000.000         10 B  wait for   a  STALL 3 s",
-        "        4   6,000.000          6 B  free       a  gives 4 B back",
+        "        4   6,000.000          6 B  free       a  frees 4 B",
         "        5   6,000.000         11 B  compute    c  takes 3 s",
-        "        6   9,000.000          5 B  free       b  gives 6 B back",
+        "        6   9,000.000          5 B  free       b  frees 6 B",
         "        7   9,000.000          9 B  page in    a  4 B beside the core in 7 s",
         "  !     8   9,000.000          9 B  wait for   a  STALL 7 s",
         "        9  16,000.000         12 B  compute    d  takes 4 s  <- peak 12 B",
-        "       10  20,000.000          8 B  free       a  gives 4 B back",
-        "       11  20,000.000          3 B  free       c  gives 5 B back",
+        "       10  20,000.000          8 B  free       a  frees 4 B",
+        "       11  20,000.000          3 B  free       c  frees 5 B",
     ]
 
 
@@ -236,12 +236,12 @@ def test_state_and_operators_in_place_are_told():
         "compute    x   takes 0 s",
         "read       w   from storage, 8 B in 0 s  <- peak 21 B",
         "compute    y   takes 0 s, y in place of x",
-        "free       x   gives 10 B back",
+        "free       x   frees 10 B",
         "hold       v   3 B, resident",
         "compute    u   takes 0 s",
-        "free       y   gives 6 B back",
+        "free       y   frees 6 B",
         "page out   w+  writes w back, 8 B in 0 s",
-        "free       w+  gives 8 B back",
+        "free       w+  frees 8 B",
     ]
 
 

@@ -16,7 +16,7 @@ from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan import Moment, Op, check_plan
 from poetmodel.plan.simulation import false_claims
-from poetmodel.plan.stays import stays
+from poetmodel.plan.stays import list_stays
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.machine import BEFORE, Content, Origin, Stay
 
@@ -166,7 +166,7 @@ def check_sum(graph, made):
     """Compare the sum of all stays with the plan checker's RAM, during and after everything."""
     check = check_plan(graph, None, made)
     assert check.violations == ()
-    found = stays(graph, made)
+    found = list_stays(graph, made)
     assert ram_in_use(found, len(made.program)) == tuple(
         (moment.high_bytes, moment.ram_bytes) for moment in check.moments
     )
@@ -220,7 +220,7 @@ def test_resident_state_is_there_from_before_to_after():
     assert {s.index for s in check_sum(state_step(), mapped)} == {X, Y, G}
     other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(state_step()))
     with pytest.raises(PlanError, match="sha256"):
-        stays(skip_graph(), other)
+        list_stays(skip_graph(), other)
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
@@ -294,7 +294,7 @@ def test_memory_mapped_state_is_read_where_it_lies():
     assert (check.violations, check.peak_ram_bytes) == ((), 15)
     assert (check.transfer_s, check.aux_used_bytes, check.read_bytes) == (1000.0, 11, 0)
     for device, words in (
-        (bench_device(), "where it lies, and the storage of bench is not memory-mapped"),
+        (bench_device(), "in place, and the storage of bench is not memory-mapped"),
         (mapped_device(), "into RAM, and the storage of bench is memory-mapped"),
     ):
         other = made if "not" in words else plan(STORED, "blocking", resident=())
@@ -313,7 +313,7 @@ def test_memory_mapped_state_is_read_where_it_lies():
             {"text": STORED.replace("f1 i1", "o1 f1 i1")},
             "page_out 1: tensor 'w' is state, which is",
         ),
-        ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
+        ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it is freed"),
         ({"text": STORED.replace("o5 f5", "")}, "tensor 'w+' is never paged out: it replaces"),
         ({"text": STORED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
         ({"text": f"{STORED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),

@@ -8,7 +8,7 @@ from kit.instances import seeded
 from kit.plans import PAGED, plan, random_plan, random_state_plan
 from kit.trace_events import check_trace, nanoseconds
 from kit.worked import even_costs, skip_graph
-from poetmodel.device.room import PARTS
+from poetmodel.device.ram import KIND_NAMES
 from poetmodel.plan import Op, check_plan, trace_events
 from poetmodel.plan.trace import BUS, CORE, trace_text
 
@@ -139,7 +139,7 @@ def check_counters(events, check):
     counted = [e for e in events if e["ph"] == "C" and e["name"] != "RAM budget"]
     ram = [(nanoseconds(e["ts"]), e["args"]["bytes"]) for e in counted if e["name"] == "RAM"]
     kinds = [e for e in counted if e["name"] == "RAM by kind"]
-    assert [tuple(e["args"]) for e in kinds] == [PARTS] * len(kinds)
+    assert [tuple(e["args"]) for e in kinds] == [KIND_NAMES] * len(kinds)
     assert [(nanoseconds(e["ts"]), sum(e["args"].values())) for e in kinds] == ram
     clocks = [moment.issued_s for moment in check.moments]
     clocks += [check.moments[-1].end_s]

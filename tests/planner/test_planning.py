@@ -18,7 +18,7 @@ from poetmodel.planner.sequence import computations_and_transfers, page_in_at_us
 from poetmodel.planner.timing import Timing, delay_page_ins
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
-from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.homes import Homes
 
 SAME = [
@@ -107,7 +107,7 @@ def test_page_ins_without_a_stall_are_just_in_time():
     """At any later place such a page-in would stall, or push one that is used later forward."""
     tried = 0
     for case in plan_cases(80):
-        homes = Homes.of(case.graph)
+        homes = Homes.from_resident(case.graph)
         if unread_page_ins(homes, computations_and_transfers(homes, case.schedule)):
             continue
         plan = case.plan("dma")
@@ -181,7 +181,7 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare):
         M_in=tuple(uses),
         M_out=tuple((i, i) for i in paged),
     )
-    table, homes = costs.table(graph), Homes.of(graph)
+    table, homes = costs.table(graph), Homes.from_resident(graph)
     moves = computations_and_transfers(homes, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
     windows = TransferWindows(homes, table, moves, budget)
@@ -356,7 +356,7 @@ def cases(count, *, with_state, number=0):
         else:
             graph = random_graph(rng, (5, 6))
             costs = random_costs(rng, graph, mode="dma", idle=False)
-            homes, schedule = Homes.of(graph), random_schedule(rng, graph, thrift=0.6)
+            homes, schedule = Homes.from_resident(graph), random_schedule(rng, graph, thrift=0.6)
         moves = computations_and_transfers(homes, schedule)
         transfers = sum(op != Op.COMPUTE for op, _ in moves)
         if transfers not in TRANSFERS or unread_page_ins(homes, moves):
@@ -403,7 +403,7 @@ def test_the_least_makespan_is_found_by_hand_too():
     graph = skip_graph()
     table = even_costs(graph).table(graph)
     moves = plan("c0 o0 c1 c2 i0 c3").program
-    homes = Homes.of(graph)
+    homes = Homes.from_resident(graph)
     assert least_makespan_s(homes, table, moves, 15) == 10.0
     assert least_makespan_s(homes, table, moves, 14) == 11.0
     assert least_makespan_s(homes, table, moves, 11) is None
@@ -414,13 +414,16 @@ def test_every_page_in_must_have_a_reader():
     graph = skip_graph()
     with pytest.raises(ValueError, match="reader"):
         least_makespan_s(
-            Homes.of(graph), even_costs(graph).table(graph), plan("c0 o0 i0").program, 100
+            Homes.from_resident(graph),
+            even_costs(graph).table(graph),
+            plan("c0 o0 i0").program,
+            100,
         )
 
 
 # -- simple rules and their clocks -----------------------------------------------------------------
 GRAPH = skip_graph()
-HOMES = Homes.of(GRAPH)
+HOMES = Homes.from_resident(GRAPH)
 TABLE = even_costs(GRAPH).table(GRAPH)
 """Computations of 1, 2, 3, 4 s, transfers of 1 s."""
 
@@ -443,7 +446,7 @@ def test_the_program_of_a_schedule_frees_after_last_uses():
     A page-out that no page-in reads is left out of its moves.
     """
     whole = plan("c0 o0 c1 f0 o1 c2 f1 i0 c3 f0 f2 f3", "blocking")
-    assert compiled(HOMES, SCHEDULE).program == whole.program
+    assert compile_schedule(HOMES, SCHEDULE).program == whole.program
     assert computations_and_transfers(HOMES, SCHEDULE) == MOVES
 
 

@@ -5,7 +5,7 @@ import pytest
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import OWN, Constraint, Problem
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
 from poetmodel.problem.io import load_constraints
 
 
@@ -131,7 +131,7 @@ def test_each_states_a_row_for_every_match(read):
 def test_an_objective_replaces_what_is_minimized(read):
     """Weights of totals, and a constant; without constraints, too."""
     problem = read("[objective]\nsum = {energy_j = 1, bytes_written = 2e-6, constant = 3}\n")
-    assert problem.minimize == OWN
+    assert problem.minimize == USER_OBJECTIVE
     assert dict(problem.own_objective) == {"energy_j": 1, "bytes_written": 2e-6, "constant": 3}
 
 
@@ -163,8 +163,8 @@ FAULTS = {
     ),
     "at least in a stage": (
         one('sum = {"page_ins@1:conv1" = 1}\nat_least = 1'),
-        "constraint 'x': what counts in stages takes an upper limit alone, without coefficients "
-        "below 0; in a model of pm.build(problem, reductions=False) it can be stated",
+        "constraint 'x': a per-stage constraint can only have an upper limit, and no negative "
+        "coefficients; a model of pm.build(problem, reductions=False) can state it",
     ),
     "unknown key": (
         one("sum = {bytes_read = 1}\nat_most = 3\nmost = 4"),
@@ -221,8 +221,8 @@ FAULTS = {
     ),
     "limit without a unit": (
         one('sum = {"page_ins:*" = 1}\nat_most = "3kB"'),
-        f"{PLACE}.at_most: expected a number, got '3kB': only a sum of bytes, of times or of "
-        "energies alone has a unit",
+        f"{PLACE}.at_most: expected a number, got '3kB': a sum has a unit only if all "
+        "its terms are bytes, times or energies",
     ),
     "wrong unit": (
         one('sum = {energy_j = 1}\nat_most = "3kB"'),
@@ -231,11 +231,11 @@ FAULTS = {
     ),
     "crossing limits": (
         one("sum = {bytes_read = 1}\nat_least = 5\nat_most = 3"),
-        "constraint 'x': at least 5 and at most 3 cross",
+        "constraint 'x': at least 5 and at most 3 contradict each other",
     ),
     "name": (
         "[[constraint]]\nname = 3\nsum = {bytes_read = 1}\nat_most = 3",
-        "constraint[0].name: expected a text that is not empty, got 3",
+        "constraint[0].name: expected a non-empty string, got 3",
     ),
     "taken name": (
         one("sum = {bytes_read = 1}\nat_most = 3") * 2,

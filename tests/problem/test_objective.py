@@ -22,9 +22,9 @@ from poetmodel.problem import (
     DeadlineCounts,
     Problem,
     Quantity,
-    weighted,
+    weighted_sum,
 )
-from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
+from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason, missing_unit_hint
 from poetmodel.problem.objective import stage_limits
 from poetmodel.schedule import simulate
 
@@ -52,9 +52,9 @@ def test_a_sum_over_decisions_is_what_the_simulator_adds_up(part, minimize, coun
                 stated.graph, stated.costs, schedule, deadline_counts=stated.deadline_counts
             )
             objective = stated.objective
-            overhead = objective.overhead(simulation)
+            overhead = objective.overhead_of(simulation)
             assert paid(schedule, objective.coefficients) == pytest.approx(overhead)
-            assert objective.measured(simulation) == pytest.approx(objective.baseline + overhead)
+            assert objective.value_of(simulation) == pytest.approx(objective.baseline + overhead)
             found += overhead > 0
     assert found > part.share(5)
 
@@ -67,7 +67,7 @@ def test_units_sums_and_limits():
     """
     objective = skip_problem(minimize="ram").objective
     assert not objective.is_sum
-    assert objective.least == floor(skip_problem().graph).bytes
+    assert objective.known_bound == floor(skip_problem().graph).bytes
     assert not any(sum(column) for column in objective.coefficients)
     assert objective.unit == 0.013
     assert skip_problem(minimize="ram", ram=99).objective.unit == 0.015  # keep-all takes no more
@@ -75,7 +75,7 @@ def test_units_sums_and_limits():
     assert problem.objective.baseline == 0
     assert problem.objective.unit == max(problem.graph.tensor_bytes)
     schedule = construct(replace(problem, ram=99))
-    written = problem.objective.measured(simulate(problem.graph, problem.costs, schedule))
+    written = problem.objective.value_of(simulate(problem.graph, problem.costs, schedule))
     assert (written, type(written)) == (0, int)
     assert problem.quantity(Quantity.ENERGY) == problem.energy
     assert problem.quantity("writes") == problem.objective
@@ -86,11 +86,11 @@ def test_units_sums_and_limits():
     }
     assert all(limit.upper > 0 for limit in replace(problem, deadline=10).linear_limits)
     assert skip_problem(ram=13).linear_limits == ()
-    rng = seeded("weighted")
+    rng = seeded("weighted_sum")
     one, two = (
         Coefficients(*([rng.random() for _ in range(3)] for _ in range(4))) for _ in range(2)
     )
-    both = weighted((one, 2.0), (two, 0.5))
+    both = weighted_sum((one, 2.0), (two, 0.5))
     assert both.page_out[1] == 2.0 * one.page_out[1] + 0.5 * two.page_out[1]
     assert [len(column) for column in both] == [3, 3, 3, 3]
 
@@ -108,7 +108,7 @@ def test_amounts_have_units(minimize, shown, in_bytes):
     """Joules, seconds and bytes; those of bytes are whole."""
     objective = skip_problem(minimize=minimize).objective
     assert objective.format(2) == shown
-    assert objective.in_bytes == in_bytes
+    assert objective.is_in_bytes == in_bytes
 
 
 def test_sums_of_each_meaning_of_time():
@@ -140,7 +140,7 @@ def test_it_adds_a_share_of_the_transfers():
     for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
         assert not found.is_overlapping
         assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
-        assert found.time_sum.of(4.0, 8.0) == 6.0
+        assert found.time_sum.weigh(4.0, 8.0) == 6.0
         assert (found.ram_budget_bytes, found.deadline_s) == (13, 12.0)
     assert problem_of().is_overlapping
 
@@ -175,8 +175,8 @@ def test_the_time_of_a_surrogate_is_its_sum(share, value):
 
     simulation = Simulated()
     objective = problem_of("time").surrogate(transfer_share=share).objective
-    assert objective.overhead(simulation) == value
-    assert problem_of("time").objective.overhead(simulation) == 1.0
+    assert objective.overhead_of(simulation) == value
+    assert problem_of("time").objective.overhead_of(simulation) == 1.0
 
 
 # -- totals --------------------------------------------------------------------------------------
@@ -282,14 +282,14 @@ def test_a_list_of_relations_gives_numbered_rows():
             lambda v: (v.page_ins["a"] <= 1) or (v.page_outs["a"] <= 1),
             r"for 'or' add a variable to a model of pm.build\(problem\)",
         ),
-        (lambda v: v.page_outs[1, "a"] <= 1, "in a stage recomputations and page_ins are counted"),
+        (lambda v: v.page_outs[1, "a"] <= 1, "only recomputations and page_ins can be counted"),
         (lambda v: v.page_ins[3, "a"] <= 1, r"page_ins\[3, 'a'\]: the graph has no such stage"),
-        (lambda v: v.page_ins[1, "a"] >= 1, "takes an upper limit alone.*reductions=False"),
-        (lambda v: v.page_ins[1, "a"] == 1, "takes an upper limit alone"),
-        (lambda v: v.page_ins[1, "a"] <= v.page_ins[2, "a"], "without coefficients below 0"),
+        (lambda v: v.page_ins[1, "a"] >= 1, "can only have an upper limit.*reductions=False"),
+        (lambda v: v.page_ins[1, "a"] == 1, "can only have an upper limit"),
+        (lambda v: v.page_ins[1, "a"] <= v.page_ins[2, "a"], "no negative coefficients"),
         (
             lambda v: v.page_ins[1, "a"] + v.page_ins["a"] <= 1,
-            "'page_ins:a' is no count in a stage",
+            "'page_ins:a' does not count by stage",
         ),
     ],
 )
@@ -305,7 +305,7 @@ def test_what_is_no_linear_relation_of_totals_is_refused(rule, words, caplog):
     [
         ({"name": "", "terms": {}, "upper": 1}, "name"),
         ({"name": "w", "terms": {}}, "expected a limit"),
-        ({"name": "w", "terms": {}, "lower": 2, "upper": 1}, "cross"),
+        ({"name": "w", "terms": {}, "lower": 2, "upper": 1}, "contradict"),
         ({"name": "w", "terms": {"bytes_read": float("nan")}, "upper": 1}, "finite"),
     ],
 )
@@ -342,12 +342,12 @@ def test_the_simulator_counts_totals():
     assert simulation.total(GRAPH, terms) == 100 + 8 + 0.5 * (80 + 7) + 3
     problem = PROBLEM.minimizing(lambda v: v.energy_j + 2 * v.bytes_written + 1)
     assert problem.minimize == "own"
-    assert problem.objective.measured(simulation) == 87 + 16 + 1
+    assert problem.objective.value_of(simulation) == 87 + 16 + 1
     assert problem.objective.baseline == 71
-    assert problem.objective.overhead(simulation) == 17 + 16
+    assert problem.objective.overhead_of(simulation) == 17 + 16
     problem = PROBLEM.minimizing(lambda v: -3 * v.page_outs["a"] - v.recomputations["a"])
     assert problem.objective.baseline == -3 - 2
-    assert problem.objective.overhead(pm.simulate(GRAPH, COSTS, SCHEDULE)) == 5 - 4
+    assert problem.objective.overhead_of(pm.simulate(GRAPH, COSTS, SCHEDULE)) == 5 - 4
 
 
 @pytest.mark.parametrize(
@@ -412,8 +412,8 @@ def test_coefficients_count_what_the_simulator_counts(seed):
         + sum(of.page_in[i] * times for i, times in simulation.page_ins.items())
         + sum(of.page_out[i] * times for i, times in simulation.page_outs.items())
     )
-    assert own.objective.overhead(simulation) == pytest.approx(counted)
-    assert own.objective.measured(simulation) == pytest.approx(own.objective.baseline + counted)
+    assert own.objective.overhead_of(simulation) == pytest.approx(counted)
+    assert own.objective.value_of(simulation) == pytest.approx(own.objective.baseline + counted)
 
 
 def test_rows_want_decisions_and_have_names():
@@ -423,8 +423,8 @@ def test_rows_want_decisions_and_have_names():
     the value would contradict the status. Terms may be pairs.
     """
     problem = PROBLEM.subject_to(more=lambda v: 2 * v.page_outs["b"] - v.page_ins["c"] >= 1)
-    assert (problem.wanted.page_out, problem.wanted.page_in) == ((0, 2, 0), (0, 0, 0))
-    assert not any(PROBLEM.wanted.compute)
+    assert (problem.rewards.page_out, problem.rewards.page_in) == ((0, 2, 0), (0, 0, 0))
+    assert not any(PROBLEM.rewards.compute)
     with pytest.raises(InputError, match="another constraint has this name"):
         PROBLEM.subject_to(w=lambda v: v.energy_j <= 90).subject_to(w=lambda v: v.energy_j <= 80)
     result = pm.solve(
@@ -464,8 +464,8 @@ def test_more_energy_is_no_aim_where_idle_power_is_drawn_over_a_makespan(rule, r
 # -- what no schedule can keep -------------------------------------------------------------------
 def test_a_feasible_problem_has_no_obstacle():
     """Budgets at the floor, at one pass and at the baseline are in order."""
-    assert obstacle(skip_problem(ram=12, deadline=10, energy_budget=10)) is None
-    assert obstacle(skip_problem(deadline=10 * (1 - 5e-10))) is None
+    assert infeasibility_reason(skip_problem(ram=12, deadline=10, energy_budget=10)) is None
+    assert infeasibility_reason(skip_problem(deadline=10 * (1 - 5e-10))) is None
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_a_feasible_problem_has_no_obstacle():
 )
 def test_each_limit_is_held_against_what_every_schedule_pays(limits, subject):
     """The sentence begins with the limit that is too small."""
-    sentence = obstacle(skip_problem(**limits))
+    sentence = infeasibility_reason(skip_problem(**limits))
     assert sentence.startswith(subject)
 
 
@@ -487,13 +487,13 @@ def test_the_workspace_of_the_step_is_named():
     """`d` needs 12 bytes; with 9 bytes of workspace `b` needs more."""
     graph = skip_graph(workspace=True)
     assert floor(graph).node == 3
-    sentence = obstacle(Problem(graph, even_costs(graph), ram=10))
+    sentence = infeasibility_reason(Problem(graph, even_costs(graph), ram=10))
     assert sentence is not None
     assert "workspace" not in sentence
     problem = skip_problem(ram=1)
     for limited in random_instances(60, (3, 5), seed=81, below_floor=True):
         step = limited.graph.nodes[floor(limited.graph).node]
-        words = obstacle(limited)
+        words = infeasibility_reason(limited)
         if words is not None and words.startswith("RAM"):
             assert ("workspace (" in words) == (step.workspace_bytes > 0)
             problem = limited
@@ -502,21 +502,21 @@ def test_the_workspace_of_the_step_is_named():
 
 def test_limits_in_words():
     """Every limit that there is, and no other; own constraints by name, of many the first."""
-    assert limits_in_words(skip_problem()) == "the RAM budget of 13 B"
+    assert describe_limits(skip_problem()) == "the RAM budget of 13 B"
     problem = skip_problem(
         ram=12345, deadline=20, deadline_counts="compute", energy_budget=30, aux_bytes=7,
         recompute=False,
     )  # fmt: skip
-    assert limits_in_words(problem) == (
+    assert describe_limits(problem) == (
         "the RAM budget of 12,345 B, the deadline of 20 s (compute), the energy budget of 30 J, "
         "the storage of 7 B, no recomputation"
     )
     unpaged = skip_problem(paging=False, aux_bytes=7)
-    assert limits_in_words(unpaged) == "the RAM budget of 13 B, no paging"
+    assert describe_limits(unpaged) == "the RAM budget of 13 B, no paging"
     problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
-    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8 B)")
+    assert describe_limits(problem).endswith("the constraint 'few' (at most 8 B)")
     many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
-    assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
+    assert describe_limits(many).endswith("'each[3]' (at most 1) and 4 more")
 
 
 @pytest.mark.parametrize(
@@ -551,7 +551,7 @@ def test_limits_in_words():
 )
 def test_an_own_constraint_that_nothing_can_keep(rule, limits, sentence):
     """What the most that takes off cannot bring within its limit, no schedule can."""
-    assert obstacle(skip_problem(**limits).subject_to(own=rule)) == sentence
+    assert infeasibility_reason(skip_problem(**limits).subject_to(own=rule)) == sentence
 
 
 @pytest.mark.parametrize(
@@ -568,11 +568,13 @@ def test_a_size_without_its_unit_is_noticed(given, least, remark):
 
     So do those about the minimum RAM.
     """
-    assert unit_remark(given, least) == remark
+    assert missing_unit_hint(given, least) == remark
     graph = zoo.mlp()
     problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=40)
-    assert (obstacle(problem) or "").endswith("; 40 is 40 bytes: did you mean 40% or 40KiB?")
-    plain = obstacle(replace(problem, ram=problem.floor.bytes - 1))
+    assert (infeasibility_reason(problem) or "").endswith(
+        "; 40 is 40 bytes: did you mean 40% or 40KiB?"
+    )
+    plain = infeasibility_reason(replace(problem, ram=problem.floor.bytes - 1))
     assert "did you mean" not in (plain or "did you mean")
 
 
@@ -580,9 +582,9 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
     """State counts where it takes RAM, replacements never, and what is in place less."""
     graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
     costs = Costs.estimate(graph, bench_device())
-    sentence = obstacle(Problem(graph, costs, ram=599))
+    sentence = infeasibility_reason(Problem(graph, costs, ram=599))
     assert sentence.endswith("step 'u2' needs for w2 (300 B), dw2 (300 B)")
-    sentence = obstacle(Problem(graph, costs, ram=900, paging=False))
+    sentence = infeasibility_reason(Problem(graph, costs, ram=900, paging=False))
     assert "the minimum RAM is 940 B" in sentence
     assert sentence.endswith(
         "'dw2' needs for g2 (40 B), r (100 B), dw2 (300 B), all state (500 B), which without "
@@ -594,7 +596,7 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
         paging = rng.random() < 0.5
         costs = Costs.estimate(step, bench_device())
         problem = Problem(step, costs, ram=1, paging=paging)
-        words = obstacle(problem)
+        words = infeasibility_reason(problem)
         if words is None or not words.startswith("RAM") or " more" in words:
             continue
         needed = words.split(" needs for ")[1]
@@ -606,7 +608,7 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
 def test_count_without_decisions_in_stages_is_an_error(monkeypatch):
     """A count that is only listed as one of stages is not taken for page-ins."""
     row = Constraint(name="w", terms={"page_outs@1:b": 1}, upper=0)
-    monkeypatch.setattr("poetmodel.problem.totals.BY_STAGE", ("page_ins", "page_outs"))
+    monkeypatch.setattr("poetmodel.problem.totals.STAGE_COUNTS", ("page_ins", "page_outs"))
     problem = replace(PROBLEM, constraints=(row,))
     with pytest.raises(ValueError, match="page_outs"):
         list(stage_limits(problem))

@@ -119,6 +119,18 @@ def select(model, x):
     model(x).backward(inputs=[model.scale])
 
 
+def penalize_first(model, x):
+    """Use a parameter in an operation whose backward pass comes after that of the function."""
+    loss = model.scale.square().sum()
+    (loss + model(x)).backward()
+
+
+def differentiate_a_leaf(model, x):
+    """Give a gradient to a parameter itself."""
+    loss = model(x)
+    torch.autograd.backward([loss, model.scale], [torch.ones(()), torch.ones(WIDTH, WIDTH)])
+
+
 def hook(model, x):
     """Register a hook that takes the gradient."""
     model.scale.register_hook(lambda gradient: 2 * gradient)
@@ -144,6 +156,8 @@ def call_in_checkpoint(model, x):
     ("use", "fault"),
     [
         (penalize, "scale.* gets gradients from elsewhere too"),
+        (penalize_first, "scale.* gets gradients from elsewhere too"),
+        (differentiate_a_leaf, "scale.* gets gradients from elsewhere too"),
         (differentiate, "torch.autograd.grad"),
         (select, "torch.autograd.grad"),
         (hook, "scale.* has a hook of register_hook"),
@@ -153,11 +167,13 @@ def call_in_checkpoint(model, x):
     ],
 )
 def test_what_would_not_have_the_bits_is_refused_by_name(use, fault, adding):
-    """The function works on afterwards."""
+    """No gradient has changed, and the function works on afterwards."""
     model, x = adding, torch.randn(ROWS, WIDTH)
     model(x).backward()
+    before = [gradient.clone() for gradient in gradients(model)]
     with pytest.raises(pmt.CaptureError, match=f"add_gradients: .*{fault}"):
         use(model, x)
+    assert all(map(torch.equal, gradients(model), before))
     model.scale._backward_hooks = None
     model.zero_grad()
     model(x).backward()
@@ -165,6 +181,37 @@ def test_what_would_not_have_the_bits_is_refused_by_name(use, fault, adding):
     eager.load_state_dict(model.state_dict())
     eager(x).backward()
     assert all(map(torch.equal, gradients(model), gradients(eager)))
+
+
+class Block(nn.Module):
+    """A layer with an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        """Return activations."""
+        return self.layer(x).tanh()
+
+
+def test_a_fault_of_a_later_call_is_found_before_gradients_are_added():
+    """Blocks are compiled one by one; the backward pass comes to the first one last."""
+    torch._dynamo.reset()
+    blocks = nn.Sequential(Block(), Block())
+    back = pmt.backend("100%", cache=False, add_gradients=True)
+    for block in blocks:
+        block.compile(backend=back, **OPTIONS)
+    x = torch.randn(ROWS, WIDTH)
+    blocks(x).sum().backward()
+    before = [gradient.clone() for gradient in gradients(blocks)]
+    handle = blocks[0].layer.weight.register_hook(lambda gradient: 2 * gradient)
+    with pytest.raises(pmt.CaptureError, match="has a hook of register_hook"):
+        blocks(x).sum().backward()
+    assert all(map(torch.equal, gradients(blocks), before))
+    handle.remove()
+    blocks(x).sum().backward()
+    assert all(torch.equal(g, 2 * b) for g, b in zip(gradients(blocks), before, strict=True))
 
 
 def test_gradients_are_added_by_kernels_of_eager_alone():

@@ -412,7 +412,7 @@ def enough_of(case, **options):
         step(*case.batch)
     inner = refused.value.inner_exception
     assert isinstance(inner, BudgetError)
-    told = r"ram: 1 B is too little for graph 0.*?: (?:the least is )?ram=(\d+)\b.*"
+    told = r"ram: 1 B is too little for graph 0.*?: (?:the minimum is )?ram=(\d+)\b.*"
     return int(re.fullmatch(told, str(inner))[1])
 
 
@@ -906,7 +906,7 @@ def test_model_without_memory_is_planned():
 def test_plans_for_another_device_that_make_no_sense_are_refused(options, paging, expected):
     """One sentence says what is wrong, and nothing is planned; so it is below the least budget."""
     back = pmt.backend(ram="1%", device="a100", cache=False)
-    with pytest.raises(BudgetError, match=r"the least is ram=|is enough"):
+    with pytest.raises(BudgetError, match=r"the minimum is ram=|is enough"):
         back.plan_for(Blocks(8, 2), torch.empty(16, 8))
     back = pmt.backend(ram="60%", cache=False, **options)
     with pytest.raises(InputError, match=expected):

@@ -55,7 +55,7 @@ def test_a_good_step_is_certified(verified):
     assert first == f"Sequential: all {1 + count} results (loss, gradients, buffers) equal eager's"
     assert ", within the budget of " in second
     assert found.second_gradients_bytes == sum(4 * p.numel() for p in model.parameters())
-    assert second.endswith("hold those that wait (rollback)")
+    assert second.endswith("more for delayed gradients (rollback)")
     # The whole budget, 100 %, is what eager PyTorch takes, within a few percent.
     assert step.compiled.keep_all_bytes == pytest.approx(found.eager_heap_peak_bytes, rel=0.1)
     assert step.report()["plan"]["device"] == found.plan_device == step.compiled.device
@@ -85,7 +85,7 @@ def test_a_wrong_result_is_named(tmp_path):
         torch.rand(1)
         return held
 
-    emissions = step.compiled.trace.parts.outputs
+    emissions = step.compiled.trace.step_graph.outputs
     (wrong_number,) = (k for k, e in enumerate(emissions) if e.result.name == "gradient of 0.bias")
     step.compiled.runner.run = wrong
     found = step.verify()
@@ -123,14 +123,14 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     step = compile(*rows(nn.Linear(4, 4)), ram="100%", cache=False)
     counted = []
 
-    class Counted(certificate._Timed):
+    class Counted(certificate._TimedStep):
         """A step that tells of its runs."""
 
         def __init__(self, work):
             super().__init__(work)
             counted.append(self)
 
-    monkeypatch.setattr(certificate, "_Timed", Counted)
+    monkeypatch.setattr(certificate, "_TimedStep", Counted)
     monkeypatch.setattr(certificate, "MEASURING_S", most_s)
     found = step.verify()
     assert [len(each.times) for each in counted] == [runs, runs]

@@ -14,7 +14,12 @@ from kit.eager_steps import differing, keep_all
 from kit.networks import residual_step
 from kit.traced_models import rows
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
-from poetmodel.torch.step.scheduled import floor_bytes, keep_all_bytes, least_bytes, scheduled_graph
+from poetmodel.torch.step.scheduled import (
+    floor_bytes,
+    keep_all_bytes,
+    min_budget_bytes,
+    scheduled_graph,
+)
 
 nn = torch.nn
 
@@ -216,7 +221,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     parts = re.findall(r" ([\d,]+) B(?:;|$)", reserved[2])
     assert sum(int(p.replace(",", "")) for p in parts) == int(reserved[1].replace(",", ""))
     traced = pmt.trace(*own)
-    assert least == least_bytes(traced)
+    assert least == min_budget_bytes(traced)
     assert least <= share / 100 * keep_all_bytes(traced) < least * 1.01
     for budget in (least, int(share / 100 * keep_all_bytes(traced))):
         assert floor_bytes(scheduled_graph(traced, budget_bytes=budget)) <= budget

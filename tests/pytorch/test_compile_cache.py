@@ -18,7 +18,7 @@ from poetmodel.torch import compile_cache
 from poetmodel.torch import compiled as preparation
 from poetmodel.torch.cache import Cache, default_folder, digest
 from poetmodel.torch.runtime import profiling
-from poetmodel.torch.runtime.convolutions import split_kernels
+from poetmodel.torch.runtime.convolutions import describe_split_kernels
 from poetmodel.torch.step import captured
 
 nn = torch.nn
@@ -57,8 +57,8 @@ class Counted:
     def __init__(self, monkeypatch):
         self.counts = {}
         for module, name in (
-            (captured, "profiles_on_inputs"),
-            (profiling, "unit_times_s"),
+            (captured, "profile_on_inputs"),
+            (profiling, "measure_operation_times"),
             (preparation, "solve"),
         ):
             self._count(monkeypatch, module, name, getattr(module, name))
@@ -77,7 +77,7 @@ class Counted:
         return found
 
 
-ALL = {"profiles_on_inputs", "unit_times_s", "solve"}
+ALL = {"profile_on_inputs", "measure_operation_times", "solve"}
 
 
 @pytest.mark.parametrize("updates", [False, True])
@@ -141,8 +141,10 @@ def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkey
         torch.set_num_threads(before)
     expected = set(OTHERS[case])
     if options:
-        alike = split_kernels(other.compiled.trace) == split_kernels(first.compiled.trace)
-        expected |= set() if alike else {"unit_times_s"}
+        alike = describe_split_kernels(other.compiled.trace) == describe_split_kernels(
+            first.compiled.trace
+        )
+        expected |= set() if alike else {"measure_operation_times"}
     assert counted.take() == expected
 
 
@@ -208,7 +210,7 @@ def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
 def test_values_that_have_no_form_are_not_kept(tmp_path):
     """A graph with an object that nobody can tell from another is compiled, and not kept."""
     step = own()
-    joint = compile_cache.trace_of.__globals__["capture"](*step)
+    joint = compile_cache.build_trace.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
     known = compile_cache.KnownStep(preparation.Cache(tmp_path), joint)

@@ -61,7 +61,7 @@ def test_a_program_keeps_its_budget_and_has_the_bits_of_executorchs_own(name, tm
     path = tmp_path / "step.pte"
     ram = int(0.6 * own.arena_bytes)
     if name in PROVED_LARGER:
-        with pytest.raises(BudgetError, match=r"is too little .*: the least is ram=") as told:
+        with pytest.raises(BudgetError, match=r"is too little .*: the minimum is ram=") as told:
             write(name, path, ram=ram)
         ram = int(enough(str(told.value)))
     made = write(name, path, ram=ram)
@@ -120,13 +120,13 @@ def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path):
     """One sentence; what it says is enough is enough, and nothing less is."""
     path = tmp_path / "step.pte"
     write = partial(pmt.to_executorch, small(), functional.cross_entropy, BATCH, path=path)
-    told = r"^ram: 64 B is too little for the arena of Sequential: the least is ram=\d+"
+    told = r"^ram: 64 B is too little for the arena of Sequential: the minimum is ram=\d+"
     with pytest.raises(BudgetError, match=told) as raised:
         write(ram=64)
     assert not path.exists()
     least = int(enough(str(raised.value)))
     assert planned_bytes(write(ram=least).path) == least
-    with pytest.raises(BudgetError, match=f"the least is ram={least}$"):
+    with pytest.raises(BudgetError, match=f"the minimum is ram={least}$"):
         write(ram=least - 1)
 
 

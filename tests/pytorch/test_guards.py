@@ -170,7 +170,7 @@ def test_hooks_of_modules_that_come_later_are_noticed(kind, kept):
     """The module is named; when the hook is gone the step runs."""
     own, step = kept
     handle = getattr(own[0][1], f"register_{kind}")(nothing)
-    with pytest.raises(pmt.CaptureError, match="hooks of 1 came or went"):
+    with pytest.raises(pmt.CaptureError, match="hooks of 1 were added or removed"):
         step(*own[2])
     handle.remove()
     assert differing(step, *own) == []
@@ -178,10 +178,16 @@ def test_hooks_of_modules_that_come_later_are_noticed(kind, kept):
 
 # -- modules -----------------------------------------------------------------------------------
 CHANGES = {
-    "replaced": (lambda m: setattr(m, "2", nn.Identity()), "2: another module is there, or none"),
-    "without parameters": (lambda m: setattr(m, "3", nn.Identity()), "3: another module"),
+    "replaced": (
+        lambda m: setattr(m, "2", nn.Identity()),
+        "2: replaced by another module, or removed",
+    ),
+    "without parameters": (
+        lambda m: setattr(m, "3", nn.Identity()),
+        "3: replaced by another module",
+    ),
     "one more": (lambda m: m.append(nn.ReLU()), "modules were added to the model"),
-    "gone": (lambda m: delattr(m[3], "bias"), "a parameter or a buffer is gone"),
+    "gone": (lambda m: delattr(m[3], "bias"), "a parameter or a buffer is missing"),
     "no bias": (lambda m: setattr(m[3], "bias", None), r"3\.bias was .* and is None"),
     "a rate": (lambda m: setattr(m[2], "p", 0.9), r"2\.p was 0\.5 and is 0\.9"),
     "tied": (lambda m: setattr(m[3], "weight", m[0].weight), r"3\.weight was not .* 0\.weight"),

@@ -17,7 +17,7 @@ import poetmodel.torch as pmt
 from kit.eager_steps import differing, keep_all
 from kit.rotation import quick
 from kit.traced_models import Through
-from poetmodel.torch.capturing.inputs import OutputForm, flatten, unflatten
+from poetmodel.torch.capturing.inputs import OutputStructure, flatten, unflatten
 
 nn = torch.nn
 
@@ -386,16 +386,17 @@ NESTS = st.recursive(
 def test_a_form_gives_back_what_it_took(output):
     """With the same types, for nests of all kinds; other tensors come in the same places, named."""
     loss = torch.zeros(())
-    form, others = OutputForm.of({"loss": loss, "rest": output}, loss)
+    form, others = OutputStructure.of({"loss": loss, "rest": output}, loss)
     assert len(form.names) == len(others)
-    made = form.filled(loss, [value + 1 for value in others])
-    again, found = OutputForm.of(made, loss)
+    made = form.build(loss, [value + 1 for value in others])
+    again, found = OutputStructure.of(made, loss)
     assert again.names == form.names
     assert all(torch.equal(a, b + 1) for a, b in zip(found, others, strict=True))
-    assert agree(form.filled(loss, others), {"loss": loss, "rest": output})
-    form, others = OutputForm.of({"loss": loss, "deep": [(loss + 1, loss)]}, loss)
+    assert agree(form.build(loss, others), {"loss": loss, "rest": output})
+    form, others = OutputStructure.of({"loss": loss, "deep": [(loss + 1, loss)]}, loss)
     assert form.names == ("deep[0][0]",)
-    assert agree(list(form.named(form.filled(loss * 2, others)).values()), [loss * 2, *others])
+    built = form.build(loss * 2, others)
+    assert agree(list(form.tensors_by_name(built).values()), [loss * 2, *others])
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -532,7 +533,7 @@ def compiled_in_place():
         (lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
          r"is compiled \(torch.compile\).*_orig_mod"),
         (lambda: nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager")),
-         r"module '0' is compiled .*give the module that it was made of"),
+         r"module '0' is compiled .*pass the original module"),
         (compiled_in_place, "the model is compiled .*not compiled"),
         (lambda: nn.DataParallel(nn.Linear(4, 4)), r"a DataParallel, .*\(model\.module\)"),
         (lambda: DistributedDataParallel(nn.Linear(4, 4)),

@@ -19,7 +19,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
-from poetmodel.torch.step.optimizers import rules_of
+from poetmodel.torch.step.optimizers import group_rules
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 pytestmark = [pytest.mark.torch, pytest.mark.large]
@@ -386,7 +386,7 @@ def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
     (layer,) = model.trained_layers().values()
     gradients = torch.randn(3, *layer.weight.shape)
     state = [*(tensor.clone() for tensor in layer.state), torch.zeros(layer.weight.shape)]
-    ((rule, _),) = rules_of(optimizer)
+    ((rule, _),) = group_rules(optimizer)
     draws = partial(optimizer.draws, 0) if rounding == "stochastic" else None
     update = QuantizedUpdate(rule, site=0, draws=draws, batches=3)
     rate, factor = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25)
@@ -533,6 +533,29 @@ def test_refusals_are_sentences(step, batches, told):
         pmt.compile(stochastic, *given, ram="100%", optimizer=plain)
     with told.raises(CaptureError, "input"):
         model(x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_optimizers_of_pytorch_are_refused_by_name(trained, batches, copied):
+    """Before they change a parameter; also after a copy of the model, whose stand-ins have memory.
+
+    Without int8 weights they work.
+    """
+    model = copy.deepcopy(trained) if copied else trained
+    before = [parameter.clone() for parameter in model.parameters()]
+    loss_of(model, batches[0], torch.tensor([0, 1, 2, 3]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(
+        InputError, match=r"SGD cannot update int8 weights: use poetmodel\.torch\.Qu"
+    ):
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), before))
+    model.zero_grad()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    weight = other.weight.clone()
+    torch.optim.SGD(other.parameters(), lr=1.0).step()
+    assert not torch.equal(other.weight, weight)
 
 
 def test_layer_alone_is_a_layer_of_a_front(step):

@@ -13,10 +13,10 @@ from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import Residual, Through, images, recurrent, rows
 from poetmodel.torch import trace
 from poetmodel.torch.capturing import replay as replaying
-from poetmodel.torch.capturing.replay import call, replay, sampled
-from poetmodel.torch.graph.operators import is_counted, kernel_of
+from poetmodel.torch.capturing.replay import call, replay, replay_sampled
+from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
 from poetmodel.torch.graph.profiles import OpProfiler
-from poetmodel.torch.graph.tensors import form_of, heap_peak_bytes
+from poetmodel.torch.graph.tensors import call_key, heap_peak_bytes
 from poetmodel.torch.runtime.runner import Runner
 
 nn = torch.nn
@@ -115,7 +115,7 @@ def wide():
 
 def test_what_makes_large_tensors_is_executed_once():
     """Also element by element, and with random numbers; views of them are not."""
-    like = sampled(trace(*wide(), measure_workspace=False).joint, call)
+    like = replay_sampled(trace(*wide(), measure_workspace=False).joint, call)
     found = [str(node.target) for node in like]
     assert found.count("aten.gelu.default") == 2
     assert found.count("aten.native_dropout.default") == 2
@@ -136,14 +136,14 @@ def test_equal_operations_are_executed_once(make):
 
     def checked(node, *given):
         value = call(node, *given)
-        forms[node] = form_of(value)
+        forms[node] = call_key(value)
         return value
 
     replay(joint, checked)
-    like = sampled(joint, execute)
+    like = replay_sampled(joint, execute)
     nodes = [node for node in joint.graph_module.graph.nodes if node.op == "call_function"]
     assert sorted((*executed, *like)) == sorted(nodes)
-    heavy = [node for node in nodes if is_counted(node)]
+    heavy = [node for node in nodes if has_flop_formula(node)]
     assert len(like) >= len(heavy) // 2
     assert all(forms[node] == forms[first] for node, first in like.items())
 
@@ -154,7 +154,7 @@ def test_units_and_workspaces_are_those_of_a_full_run(make, monkeypatch):
     """The graph is the same whether equal operations run once or each time."""
     step = make()
     graph = trace(*step).graph
-    monkeypatch.setattr(replaying, "is_counted", lambda _: False)
+    monkeypatch.setattr(replaying, "has_flop_formula", lambda _: False)
     monkeypatch.setattr(replaying, "LARGE_BYTES", 2**60)
     assert trace(*step).graph == graph
 
@@ -187,7 +187,7 @@ def test_operations_that_fail_on_copies_get_their_own_values():
 
     traced = trace(*rows(nn.Linear(4, 4), nn.Linear(4, 4), by=forward))
     assert any(node.op.endswith("grow") for node in traced.graph.nodes)
-    assert not sampled(traced.joint, call)
+    assert not replay_sampled(traced.joint, call)
 
 
 def test_workspace_is_what_the_operation_frees_again(capfd):
@@ -337,7 +337,7 @@ def test_dropout_between_recurrent_layers_is_drawn(kind, p):
     own = model, loss_fn, (torch.randn(2, 3, 4), torch.randn(2, 3, 8))
     traced = trace(*own, measure_workspace=False)
     plan = random_program(traced.graph, Random(1), "blocking", page=0)  # noqa: S311
-    runner = Runner(traced, plan, range(len(traced.parts.storages)))
+    runner = Runner(traced, plan, range(len(traced.step_graph.storages)))
     state = torch.get_rng_state()
     loss = loss_fn(model(own[2][0]), own[2][1])
     loss.backward()

@@ -30,34 +30,34 @@ def test_roles_name_parameters_buffers_and_inputs():
     """
     model, loss_fn, inputs = residual()
     joint = capture(model, loss_fn, inputs)
-    assert [a.name for a in joint.of(InputKind.PARAMETER)] == [
+    assert [a.name for a in joint.arguments_of(InputKind.PARAMETER)] == [
         "0.weight", "0.bias", "1.conv.weight", "1.bn.weight", "1.bn.bias", "4.weight", "4.bias",
     ]  # fmt: skip
-    assert [a.name for a in joint.of(InputKind.BUFFER)] == [
+    assert [a.name for a in joint.arguments_of(InputKind.BUFFER)] == [
         "1.bn.running_mean", "1.bn.running_var", "1.bn.num_batches_tracked",
     ]  # fmt: skip
-    assert [(a.name, a.position) for a in joint.of(InputKind.USER_INPUT)] == [
+    assert [(a.name, a.position) for a in joint.arguments_of(InputKind.USER_INPUT)] == [
         ("inputs[0]", 0),
         ("inputs[1]", 1),
     ]
-    assert len(joint.of(InputKind.TANGENT)) == 1
+    assert len(joint.arguments_of(InputKind.TANGENT)) == 1
     named = [result.name for result in joint.results]
     assert named.count("loss") == 1
     gradients = [r.target for r in joint.results if r.kind is OutputKind.GRADIENT]
-    assert gradients == list(joint.of(InputKind.PARAMETER))
+    assert gradients == list(joint.arguments_of(InputKind.PARAMETER))
     mutated = [r.target for r in joint.results if r.kind is OutputKind.MUTATION]
-    assert mutated == list(joint.of(InputKind.BUFFER))
-    assert joint.value(joint.of(InputKind.PARAMETER)[0]) is model[0].weight
-    assert joint.value(joint.of(InputKind.USER_INPUT)[0]) is inputs[0]
+    assert mutated == list(joint.arguments_of(InputKind.BUFFER))
+    assert joint.value(joint.arguments_of(InputKind.PARAMETER)[0]) is model[0].weight
+    assert joint.value(joint.arguments_of(InputKind.USER_INPUT)[0]) is inputs[0]
     others = joint.flat_inputs((inputs[0] + 1, inputs[1]))
-    assert joint.value(joint.of(InputKind.USER_INPUT)[0], others) is others[0]
-    assert torch.equal(joint.value(joint.of(InputKind.TANGENT)[0]), torch.ones(()))
+    assert joint.value(joint.arguments_of(InputKind.USER_INPUT)[0], others) is others[0]
+    assert torch.equal(joint.value(joint.arguments_of(InputKind.TANGENT)[0]), torch.ones(()))
     loss = nn.CrossEntropyLoss(weight=torch.ones(4))
     model = Through(lambda p, x: p[0](x), nn.Linear(4, 4))
     joint = capture(model, loss, (torch.randn(3, 4), torch.tensor([0, 1, 2])))
     assert joint.module.get_submodule("model") is model
-    assert [a.name for a in joint.of(InputKind.BUFFER)] == ["loss.weight"]
-    assert joint.value(joint.of(InputKind.BUFFER)[0]) is loss.weight
+    assert [a.name for a in joint.arguments_of(InputKind.BUFFER)] == ["loss.weight"]
+    assert joint.value(joint.arguments_of(InputKind.BUFFER)[0]) is loss.weight
 
 
 class Unusual(Exception):  # noqa: N818 - of a user
@@ -134,7 +134,7 @@ SPARSE = nn.Sequential(nn.Embedding(5, 4, sparse=True))
         ((COMPLEX, lambda y, t: (y - t).sum(), (torch.ones(3, 4) + 0j, 1)),
          "a loss that is a real number"),
         (rows(nn.Linear(4, 4), by=lambda p, x: (torch.ops.aten._print(""), p[0](x))[1]),
-         "does more than compute .*leave it out"),
+         "has an operation with an effect .*leave it out"),
         (rows(nn.Linear(4, 4), by=unusual), "with Unusual: no; try one"),
         ((LAYER, lambda _, y: (y * y).mean(), ROWS), "depends on no parameter"),
     ],

@@ -189,6 +189,33 @@ def test_a_budget_below_the_least_of_all_blocks_is_refused_with_advice_that_work
     assert "nothing ran" not in back.summary()
 
 
+class MaskedBlock(nn.Module):
+    """A layer whose mask is never drawn again, in a region of one byte."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        """Return activations."""
+        with pmt.region(ram=1, name="mask"):
+            x = nn.functional.dropout(x, 0.5)
+        return self.layer(x)
+
+
+def test_regions_that_no_plan_keeps_are_refused_for_blocks_too():
+    """By name, with the budget of the region."""
+    torch._dynamo.reset()
+    model = nn.Sequential(MaskedBlock(), MaskedBlock())
+    back = pmt.backend("100%", cache=False, time_limit=2)
+    for block in model:
+        block.compile(backend=back, fullgraph=True, dynamic=False)
+    with pytest.raises(
+        BackendCompilerFailed, match=r"regions: nothing was found .* keeps mask 1 B"
+    ):
+        model(torch.randn(ROWS, WIDTH))
+
+
 def test_other_calls_than_in_the_step_before_keep_the_budget():
     """More of them, or of another shape: unexpected ones have plans that save least."""
     tower, back = by_block("900KiB", outside=LOSS)

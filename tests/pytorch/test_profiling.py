@@ -20,13 +20,13 @@ from poetmodel.torch.runtime.convolutions import (
     Division,
     Forward,
     NormBackward,
-    divided_units,
-    in_parts,
-    least_workspace,
-    split_kernels,
+    choose_divisions,
+    describe_split_kernels,
+    divide_convolutions,
+    min_workspace_kernel,
 )
-from poetmodel.torch.runtime.profiling import fitted, measure_paging
-from poetmodel.torch.step.scheduled import keep_all_bytes, least_bytes
+from poetmodel.torch.runtime.profiling import fit_transfer_time, measure_paging
+from poetmodel.torch.step.scheduled import keep_all_bytes, min_budget_bytes
 
 nn = torch.nn
 aten = torch.ops.aten
@@ -65,10 +65,10 @@ def test_notes_say_how_it_was_measured(tmp_path):
     When the time is used up no further step begins, but two are timed in any case.
     """
     traced = traced_residual()
-    assert measure(traced, folder=tmp_path, repeats=5, most_s=0.0).repeats == 2
+    assert measure(traced, folder=tmp_path, repeats=5, max_s=0.0).repeats == 2
     assert measure(traced, folder=tmp_path, repeats=4).repeats == 4
     notes = measure(traced, folder=tmp_path, repeats=2).notes
-    assert notes[0].startswith("compute times: of each operation the least of 2 steps, 1 thread")
+    assert notes[0].startswith("compute times: of each operation the minimum of 2 steps, 1 thread")
     assert any(note.startswith("page times: ") and str(tmp_path) in note for note in notes)
     assert "a nominal 1 W" in notes[-1]
     profile = measure(traced, folder=None, repeats=1)
@@ -89,7 +89,7 @@ def test_measurements_that_make_no_sense_are_refused(options, words):
     """Each with a sentence."""
     with pytest.raises(InputError, match=words):
         measure(traced_residual(), **options)
-    with pytest.raises(InputError, match="expected what `trace` returns, got 'x'"):
+    with pytest.raises(InputError, match="expected the result of `trace`, got 'x'"):
         measure("x")
     inputs = (torch.randn(3, 4, device="meta"), torch.randn(3, 4, device="meta"))
     traced = trace(torch.nn.Linear(4, 4, device="meta"), lambda y, t: (y * t).sum(), inputs)
@@ -103,8 +103,8 @@ def test_least_time_counts_and_views_belong_to_their_reader(monkeypatch):
     Measuring with some threads leaves the setting of the process as it was.
     """
     before = torch.get_num_threads()
-    profiling.unit_times_s(
-        (own := traced_residual()).joint, own.parts, repeats=1, threads=before + 1
+    profiling.measure_operation_times(
+        (own := traced_residual()).joint, own.step_graph, repeats=1, threads=before + 1
     )
     assert torch.get_num_threads() == before
     traced = trace(*rows(nn.Linear(4, 4)), measure_workspace=False)
@@ -118,9 +118,9 @@ def test_least_time_counts_and_views_belong_to_their_reader(monkeypatch):
         return float(half % 2) * (10.0 - step)
 
     monkeypatch.setattr(profiling, "thread_time", clock)
-    times_s, steps = profiling.unit_times_s(traced.joint, traced.parts, repeats=3)
+    times_s, steps = profiling.measure_operation_times(traced.joint, traced.step_graph, repeats=3)
     assert steps == (sum(times_s) * 10 / 8, sum(times_s) * 9 / 8, sum(times_s))
-    assert times_s == tuple(8.0 * (1 + len(u.reads.views)) for u in traced.parts.operations)
+    assert times_s == tuple(8.0 * (1 + len(u.reads.views)) for u in traced.step_graph.operations)
 
 
 SIZES = (4096, 65536)
@@ -132,11 +132,11 @@ def test_fit_is_exact_on_a_line(tmp_path):
     Of a folder both directions get a rate, and it is empty afterwards.
     """
     sizes = [10**k for k in range(3, 8)]
-    way = fitted(sizes, [2e-4 + size / 5e7 for size in sizes])
+    way = fit_transfer_time(sizes, [2e-4 + size / 5e7 for size in sizes])
     assert way.latency_s == pytest.approx(2e-4, rel=1e-6)
     assert way.bytes_per_s == pytest.approx(5e7, rel=1e-6)
     assert way.time_s(5 * 10**7) == pytest.approx(1.0002, rel=1e-6)
-    way = fitted([1000, 2000], [0.001, 0.003])
+    way = fit_transfer_time([1000, 2000], [0.001, 0.003])
     assert way.latency_s == 0
     assert 2000 / 0.003 < way.bytes_per_s < 1000 / 0.001
     found = measure_paging(tmp_path, repeats=1, sizes_bytes=SIZES)
@@ -298,11 +298,11 @@ def test_a_kernel_with_other_bits_is_not_taken():
     def same(x):
         return (x + 1).add_(x + 2)
 
-    assert least_workspace([less], whole, [x], 0) is None
-    found = least_workspace([less, same], whole, [x], 0)
+    assert min_workspace_kernel([less], whole, [x], 0) is None
+    found = min_workspace_kernel([less, same], whole, [x], 0)
     assert found is not None
     assert found[0] is same
-    assert least_workspace([same], whole, [x], 1 << 20) is None
+    assert min_workspace_kernel([same], whole, [x], 1 << 20) is None
 
 
 def wide():
@@ -321,14 +321,14 @@ def test_a_budget_below_whole_convolutions_is_kept():
     """Where no schedule of whole convolutions fits, one of parts runs, and is eager's."""
     own = wide()
     traced = pmt.trace(*own)
-    assert divided_units(traced, budget_bytes=keep_all_bytes(traced)) == []  # there is room
-    found = divided_units(traced, budget_bytes=keep_all_bytes(traced) // 3)
+    assert choose_divisions(traced, budget_bytes=keep_all_bytes(traced)) == []  # there is room
+    found = choose_divisions(traced, budget_bytes=keep_all_bytes(traced) // 3)
     assert found
-    divided = in_parts(traced, found)
-    assert sum(KERNEL in unit.node.meta for unit in divided.parts.operations) == len(found)
-    least = least_bytes(divided)
-    assert least < least_bytes(traced)
-    step = pmt.compile(*own, ram=(least + least_bytes(traced)) // 2, device="rpi4b")
+    divided = divide_convolutions(traced, found)
+    assert sum(KERNEL in unit.node.meta for unit in divided.step_graph.operations) == len(found)
+    least = min_budget_bytes(divided)
+    assert least < min_budget_bytes(traced)
+    step = pmt.compile(*own, ram=(least + min_budget_bytes(traced)) // 2, device="rpi4b")
     assert differing(step, *own) == []
     assert step.verify().heap_peak_bytes <= step.budget_bytes
     assert any("run in parts" in note for note in step.compiled.notes)
@@ -349,9 +349,11 @@ def test_norms_of_low_precision_are_tried():
     inputs = (torch.randn(4, 3, 24, 24), torch.randn(4, 8, 24, 24))
     own = (model, nn.functional.mse_loss, inputs)
     traced = pmt.trace(*own)
-    found = divided_units(traced, budget_bytes=least_bytes(traced))
-    assert "NormBackward" in split_kernels(in_parts(traced, found))
+    found = choose_divisions(traced, budget_bytes=min_budget_bytes(traced))
+    assert "NormBackward" in describe_split_kernels(divide_convolutions(traced, found))
     assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
     model, _, (x, _) = wide()
     traced = pmt.trace(model[:3], lambda y, _: y.mean(), (x, x))
-    assert in_parts(traced, divided_units(traced, budget_bytes=least_bytes(traced))).graph.nodes
+    assert divide_convolutions(
+        traced, choose_divisions(traced, budget_bytes=min_budget_bytes(traced))
+    ).graph.nodes

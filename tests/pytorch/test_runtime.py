@@ -188,7 +188,7 @@ def test_without_rollback_gradients_are_added_at_once(compiled, tmp_path):
     own, found = compiled
     own[0].zero_grad()
     step = Paged(found, tmp_path, rollback=False)
-    assert not step.runner.waits
+    assert not step.runner.delays_gradients
     for _ in range(2):
         assert differing(step, *own) == []
     step.runner.close()
@@ -274,8 +274,8 @@ def test_kept_storages_are_no_part_of_the_plan():
     """A plan of the large tensors alone runs; small ones are kept as long as they are read."""
     step = residual()
     traced = trace(*step, measure_workspace=False)
-    numbers = [storage.index for storage in traced.parts.storages if storage.bytes >= 512]
-    assert 0 < len(numbers) < len(traced.parts.storages)
+    numbers = [storage.index for storage in traced.step_graph.storages if storage.bytes >= 512]
+    assert 0 < len(numbers) < len(traced.step_graph.storages)
     program = [Instruction(Op.COMPUTE, k) for k in range(len(traced.graph.nodes))]
     runner = Runner(traced, Plan(program=tuple(program), mode="blocking"), numbers)
     assert differing(lambda *given: runner(traced.joint.flat_inputs(given)), *step) == []
@@ -285,7 +285,7 @@ def test_the_source_is_straight_down():
     """One function without a loop or a branch, in which no value lives after its last use."""
     traced = trace(*residual(), measure_workspace=False)
     plan = random_program(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
-    program = StepWriter(traced, plan.program, range(len(traced.parts.storages))).write()
+    program = StepWriter(traced, plan.program, range(len(traced.step_graph.storages))).write()
     (function,) = ast.parse(program.source).body
     assert [argument.arg for argument in function.args.args] == ["arguments", "emit", "pages"]
     _given, *body, end = function.body
@@ -302,7 +302,7 @@ def test_the_source_is_straight_down():
             assert dead == (names_in(following) if isinstance(following, ast.Delete) else set())
             alive -= dead
     assert alive == names_in(end)
-    names = [output.result.name for output in program.held.values()]
+    names = [output.result.name for output in program.end_results.values()]
     assert names.count("loss") == 1
     assert "mutation of 1.bn.running_mean" in names
     assert torch.default_generator.get_state not in {node.target for node in program.graph.nodes}
@@ -316,10 +316,10 @@ def names_in(statement):
 def test_random_operations_keep_their_state_only_where_needed():
     """The state of the generator is saved before an operation that is computed again."""
     traced = trace(*residual(), measure_workspace=False)
-    (dropout,) = (unit for unit in traced.parts.operations if unit.is_random)
+    (dropout,) = (unit for unit in traced.step_graph.operations if unit.is_random)
     once = [Instruction(Op.COMPUTE, k) for k in range(len(traced.graph.nodes))]
     twice = [*once[: dropout.index + 1], once[dropout.index], *once[dropout.index + 1 :]]
-    numbers = range(len(traced.parts.storages))
+    numbers = range(len(traced.step_graph.storages))
     get, put = torch.default_generator.get_state, torch.default_generator.set_state
 
     def calls(program):

@@ -587,7 +587,7 @@ def test_what_was_kept_before_is_still_there(keepers, caplog):
         pmt.capture(*step_with(keepers.bounded))
         assert not caplog.records
         pmt.capture(*step_with(keepers.in_a_name))
-    assert "forward keeps tensors outside of the model (NAME)" in caplog.text
+    assert "forward stores tensors outside of the model (NAME)" in caplog.text
     kept = SimpleNamespace(last=None)
     keepers.TABLES["last"] = torch.ones(2)
 
@@ -623,7 +623,7 @@ def test_another_tensor_in_the_place_of_a_constant_is_noticed(place):
     again = keep_all(*own, dynamic="retrace")
     assert differing(step, *own) == []
     holder[key] = torch.full((4,), 2.0)
-    with pytest.raises(pmt.CaptureError, match=rf"\.{key} is another tensor, or gone"):
+    with pytest.raises(pmt.CaptureError, match=rf"\.{key} is another tensor, or missing"):
         step(*own[2])
     assert differing(again, *own) == []
 

@@ -13,7 +13,7 @@ from poetmodel.problem import Problem
 from poetmodel.torch import compile, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.step.scheduled import (
-    KEPT_SHARES,
+    KEPT_FRACTIONS,
     RANDOM_STATE_BYTES,
     coarsen,
     floor_bytes,
@@ -96,7 +96,7 @@ def test_meta_device_needs_no_memory():
 def test_the_smallest_tensors_are_kept():
     """As many as fit, equal sizes alike: no node reads or makes them, and costs are the others'."""
     traced = traced_residual()
-    sizes = [storage.bytes for storage in traced.parts.storages]
+    sizes = [storage.bytes for storage in traced.step_graph.storages]
     coarse = coarsen(traced, kept_bytes=300)
     kept = [size for size in sizes if size < coarse.threshold_bytes]
     assert 0 < sum(kept) <= 300
@@ -146,7 +146,7 @@ def test_less_is_kept_where_nothing_is_left_beside_it():
     traced = trace(*residual_step())
     finest = coarsen(traced, kept_bytes=0)
     budget = floor_bytes(finest)
-    usual = coarsen(traced, kept_bytes=int(KEPT_SHARES[0] * budget))
+    usual = coarsen(traced, kept_bytes=int(KEPT_FRACTIONS[0] * budget))
     assert floor_bytes(usual) > budget
     found = scheduled_graph(traced, budget_bytes=budget)
     assert floor_bytes(found) <= budget
@@ -178,7 +178,7 @@ def test_storages_and_results_are_those_of_the_operations():
     node nor tensor; whoever reads it names the tensor behind it.
     """
     traced = traced_residual()
-    parts = traced.parts
+    parts = traced.step_graph
     made = {
         unit.op: [parts.storages[index].bytes for index in unit.storages]
         for unit in parts.operations
@@ -189,21 +189,21 @@ def test_storages_and_results_are_those_of_the_operations():
         "_native_batch_norm_legit_functional": [4 * image, 16, 16, 16, 16],
         "native_dropout": [4 * image, image],
     }
-    last = trace(*STEPS["channels last"](), measure_workspace=False).parts
+    last = trace(*STEPS["channels last"](), measure_workspace=False).step_graph
     (layout,) = last.storages[last.operations[0].storages[0]].layouts
     assert (layout.shape, layout.stride) == ((2, 4, 4, 4), (64, 1, 16, 4))
     assert (layout.dtype, layout.offset, layout.position) == (torch.float32, 0, None)
-    for output in traced.parts.outputs:
-        makers = [traced.parts.storages[index].operation for index in output.reads.storages]
-        assert output.after == max(makers)
-    purposes = {output.result.kind for output in traced.parts.outputs}
+    for output in traced.step_graph.outputs:
+        makers = [traced.step_graph.storages[index].operation for index in output.reads.storages]
+        assert output.completed_by == max(makers)
+    purposes = {output.result.kind for output in traced.step_graph.outputs}
     assert purposes == {OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.MUTATION}
     sources = {argument.kind for argument in traced.joint.arguments}
     assert sources == {
         InputKind.PARAMETER, InputKind.BUFFER, InputKind.USER_INPUT, InputKind.TANGENT,
     }  # fmt: skip
     model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x).t().relu().t())
-    parts = trace(model, loss_fn, inputs, measure_workspace=False).parts
+    parts = trace(model, loss_fn, inputs, measure_workspace=False).step_graph
     assert [unit.op for unit in parts.operations[:2]] == ["addmm", "relu"]
     relu = parts.operations[1]
     assert relu.reads.storages == parts.operations[0].storages

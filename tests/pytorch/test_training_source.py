@@ -25,7 +25,7 @@ from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule.relations import checkpoint_all
 from poetmodel.torch import CaptureError, PageError
 from poetmodel.torch.state.file import StateFile
-from poetmodel.torch.step.scheduled import least_bytes
+from poetmodel.torch.step.scheduled import min_budget_bytes
 
 nn = torch.nn
 
@@ -152,10 +152,10 @@ def test_memory_is_what_the_simulator_says(make, name, clip):
 
 CHANGES = {
     "rule": (lambda t: t.optimizers[0].param_groups[0].update(momentum=0.5),
-        "its groups or their settings were changed"),
+        "its groups or their settings have changed"),
     # As an eager step leaves them.
     "gradients": (lambda t: t.loss_fn(t.model(*t.inputs[:-1]), t.inputs[-1]).backward(),
-        "has a gradient already.*zero_grad"),
+        "already has a gradient.*zero_grad"),
     "parameter": (lambda t: setattr(t.model[0], "weight", nn.Parameter(torch.zeros(4, 4))),
         "parameter 0.weight is another tensor now"),
 }  # fmt: skip
@@ -313,7 +313,7 @@ def test_several_optimizers_are_one_step():
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
     assert all(mine.state_dict()["state"].keys() == other.state_dict()["state"].keys()
                for mine, other in zip(ours, theirs, strict=True))  # fmt: skip
-    with pytest.raises(CaptureError, match="a parameter is in two of them"):
+    with pytest.raises(CaptureError, match="a parameter belongs to two of them"):
         keep_all(
             model, nn.functional.mse_loss, inputs, optimizer=[*ours, ADAMW(model.parameters())]
         )
@@ -343,7 +343,7 @@ def test_the_budget_counts_state_and_inputs():
         sizes[name] = twins.compiled().compiled.keep_all_bytes
     parameters = sum(p.nbytes for p in twins.model.parameters())
     assert sizes["momentum"] - sizes["sgd"] == parameters
-    with pytest.raises(BudgetError, match="parameters, buffers, and what the optimizer keeps"):
+    with pytest.raises(BudgetError, match="parameters, buffers, and optimizer state"):
         large("momentum").compiled(ram=50_000)
 
 
@@ -438,7 +438,7 @@ def test_steps_below_the_size_of_state_are_eagers(network, optimizer, tmp_path):
 def test_every_optimizer_updates_state_on_storage(optimizer, clip, tmp_path):
     """With the least RAM bits are eager's, with and without clipping."""
     twins = twins_of("perceptron", optimizer, clip)
-    least = least_bytes(twins.trace(), homes=True)
+    least = min_budget_bytes(twins.trace(), homes=True)
     with twins.compiled(storage=tmp_path, ram=least) as step:
         assert len(on_storage(step)) >= 3
         assert not twins.trained(step, 3)
@@ -534,7 +534,7 @@ def test_what_happens_between_steps_counts(use, seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw = Random(seed)  # noqa: S311
     twins = twins_of("convolutions", ("adamw", "adagrad, decay")[seed % 2])
-    least = {"ram": least_bytes(twins.trace(), homes=True)}
+    least = {"ram": min_budget_bytes(twins.trace(), homes=True)}
     other = twins_of("convolutions", ("adamw", "adagrad, decay")[seed % 2])
     other.eager()
     saved = other.twin.state_dict(), other.optimizers[1].state_dict()

@@ -23,7 +23,7 @@ from poetmodel.graph import Phase
 from poetmodel.torch import CaptureError, measure, trace
 from poetmodel.torch.capturing.replay import call
 from poetmodel.torch.graph.tensors import storage_key
-from poetmodel.torch.step.in_place import kernel_in_place
+from poetmodel.torch.step.in_place import in_place_kernel
 
 nn = torch.nn
 functional = torch.nn.functional
@@ -234,13 +234,13 @@ def hooked(parameters):
         (lambda p: Own(p, lr=0.1), "expected SGD.* got .*Own"),
         (lambda _: "sgd", "got 'sgd'"),
         (lambda p: ADAM(p, capturable=True), "group 0: capturable=True cannot be traced; leave it"),
-        (torch.optim.LBFGS, "LBFGS computes the loss as often as it finds .* in its closure"),
+        (torch.optim.LBFGS, "LBFGS computes the loss a varying number of times.* in its closure"),
         (lambda p: ADAM(p, lr=torch.tensor(0.5)), "group 0: lr is a tensor; .* such as lr=0.5"),
         (lambda p: ADAM([{"params": p, "lr": "0.5"}]), "group 0: lr: expected a number, got '0.5'"),
         (lambda p: SGD(p, lr=0.1, differentiable=True), "differentiable=True"),
         (hooked, "it has hooks on its steps"),
-        (lambda p: SGD(list(p)[:1], lr=0.1), "0.bias requires a gradient, and the optimizer"),
-        (lambda p: SGD([*p, torch.zeros(1)], lr=0.1), "1 of its parameters are none of the model"),
+        (lambda p: SGD(list(p)[:1], lr=0.1), "0.bias requires a gradient, but the optimizer"),
+        (lambda p: SGD([*p, torch.zeros(1)], lr=0.1), "parameters belong neither to the model"),
     ],
 )  # fmt: skip
 def test_other_optimizers_are_refused(make, message):
@@ -277,7 +277,7 @@ def views_of_one():
     [
         (input_with_gradient, r"inputs\[0\] requires a gradient"),
         (lambda: rows(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2))), r"inputs\[0\] is changed"),
-        (views_of_one, "0.weight and 1.weight share memory; give each its own"),
+        (views_of_one, "0.weight and 1.weight share memory; use separate tensors"),
         (lambda: (Through(lambda p, x: p[0](x).abs(), nn.Linear(4, 4, dtype=torch.complex64)),
                   nn.functional.mse_loss,
                   (torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4))), "is complex"),
@@ -291,14 +291,14 @@ def test_steps_that_updates_do_not_fit_are_refused(make, message):
 
 
 # -- operators in place: the same bits, in the memory of the input ---------------------------------
-ALONE = ["relu", "gelu", "silu", "sigmoid", "tanh", "exp", "neg", "softplus"]
+CAPTURE_LOCK = ["relu", "gelu", "silu", "sigmoid", "tanh", "exp", "neg", "softplus"]
 PAIRS = (
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
     *(aten.gelu_backward.default, aten.silu_backward.default, aten.tanh_backward.default),
     *(aten.sigmoid_backward.default, aten.hardsigmoid_backward.default),
 )
 CALLS = {
-    **{getattr(aten, name).default: ("x",) for name in ALONE},
+    **{getattr(aten, name).default: ("x",) for name in CAPTURE_LOCK},
     **dict.fromkeys(PAIRS, ("x", "x")),
     aten.hardtanh.default: ("x", 0.0, 1.0),
     aten.clamp_min.default: ("x", 0.1),
@@ -353,7 +353,7 @@ def test_the_same_bits_in_the_memory_of_the_input(operator, layout, kind):
     expected = call(node, tuple(values), {})
     written = 0
     for place, value in enumerate(values):
-        kernel = kernel_in_place(node, place) if CALLS[operator][place] == "x" else None
+        kernel = in_place_kernel(node, place) if CALLS[operator][place] == "x" else None
         if kernel is None:
             continue
         own = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]

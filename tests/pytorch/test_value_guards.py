@@ -103,7 +103,7 @@ def test_buffers_that_are_read_are_looked_at(caplog):
     [
         (lambda _, y, mask: y[mask], "number that decides a shape at .* was 2 and is 1"),
         (lambda _, y, mask: y * len(mask.nonzero()), r"a result .* was \(\(2, .* is \(\(1, 1\),\)"),
-        (lambda _, y, mask: y * mask.nonzero()[1].clamp(max=1).item(), "cannot be had now"),
+        (lambda _, y, mask: y * mask.nonzero()[1].clamp(max=1).item(), "cannot be computed now"),
     ],
 )
 def test_shapes_that_follow_from_values_are_looked_at(function, words):
@@ -119,8 +119,8 @@ def test_shapes_that_follow_from_values_are_looked_at(function, words):
 
     own, step = masked(often)
     assert (
-        len(step.compiled.trace.joint.read.reads)
-        == len(masked(function)[1].compiled.trace.joint.read.reads) + 1
+        len(step.compiled.trace.joint.value_guards.reads)
+        == len(masked(function)[1].compiled.trace.joint.value_guards.reads) + 1
     )
     assert differing(step, *with_mask(own, 0, 1, 1)) == []
     with pytest.raises(pmt.CaptureError, match=words):
@@ -282,7 +282,7 @@ def test_constants_and_inputs_can_be_read(kind):
     """The captured step computes what eager does, and knows what it has read of inputs."""
     own = rows(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
     step = keep_all(*own)
-    assert bool(step.compiled.trace.joint.read.reads) == (kind in INPUTS)
+    assert bool(step.compiled.trace.joint.value_guards.reads) == (kind in INPUTS)
     assert differing(step, *own) == []
 
 
@@ -372,8 +372,10 @@ def compiled(kind, **options):
 def test_steps_on_finite_numbers_are_those_of_eager(kind):
     """What the model asks changes nothing; the line that asks is known."""
     own, step = compiled(kind)
-    assert len(step.compiled.trace.joint.checked) >= 1
-    assert all("test_value_guards.py" in place for place in step.compiled.trace.joint.checked)
+    assert len(step.compiled.trace.joint.finite_check_lines) >= 1
+    assert all(
+        "test_value_guards.py" in place for place in step.compiled.trace.joint.finite_check_lines
+    )
     assert differing(step, *own) == []
     assert step.verify().equal
 
@@ -385,7 +387,7 @@ def test_checks_that_cannot_wait_are_refused():
     """
     own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
     optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
-    with pytest.raises(pmt.CaptureError, match="updates do not wait for the answer"):
+    with pytest.raises(pmt.CaptureError, match="updates do not wait for the result"):
         keep_all(*own, optimizer=optimizer)
     with pytest.raises(pmt.CaptureError, match="which cannot be exported"):
         lower(*own)
@@ -393,8 +395,8 @@ def test_checks_that_cannot_wait_are_refused():
     with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
         keep_all(*own)
     joint = pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x))))
-    assert not joint.checked
-    assert joint.read.reads
+    assert not joint.finite_check_lines
+    assert joint.value_guards.reads
 
 
 def likely(parts, x):

@@ -10,7 +10,7 @@ from kit.plans import plan, random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
-from poetmodel.device.room import keep_all_use
+from poetmodel.device.ram import keep_all_ram_use
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import Arena, check_arena, check_plan
@@ -149,7 +149,7 @@ def test_gauge_adds_up():
     (whole,) = chart["keep_all"]
     resident = graph.total_resident_bytes
     assert sum(whole["parts"]) == checkpoint_all_peak_bytes(graph) + resident
-    assert keep_all_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
+    assert keep_all_ram_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
     assert whole["missing"] > 0
 
 

@@ -45,6 +45,19 @@ def test_commands_state_the_whole_problem():
     assert [command.split()[1] for command in commands(bare)] == ["verify"]
 
 
+def test_commands_state_commits_once():
+    """``--commit-every`` adds its constraint itself; a file has the user's ones."""
+    problem = replace(training_problem(1140), commit=5)
+    again, _ = commands(subject(problem))
+    words = shlex.split(again)
+    assert words[words.index("--commit-every") + 1] == "5"
+    assert "--constraints" not in words
+    limit = Constraint(name="wear", terms={"bytes_written": 1}, upper=10_000)
+    file, again, _ = commands(subject(replace(problem, constraints=(limit,))))
+    assert file.count("[[constraint]]") == file.count('name = "wear"') == 1
+    assert "--constraints" in shlex.split(again)
+
+
 def test_recomputed_tensor_bears_its_price():
     """`a` leaves RAM and is computed again for d: 1 J and 1 s; the others are kept or unread.
 

@@ -92,4 +92,4 @@ def test_a_step_that_takes_least_time_speaks_of_time():
         if asked.energy_budget is not None:
             assert price.word.endswith("time")
             assert " J, " in price.text
-        assert asked.asks_energy
+        assert asked.uses_energy

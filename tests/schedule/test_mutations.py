@@ -309,7 +309,7 @@ def test_of_stages_is_the_schedule_of_the_same_pairs(data):
         name: [sorted(k for t, k in found if t == stage) for stage in range(7)]
         for name, found in relations.items()
     }
-    made = Schedule.of_stages(identity=None, **rows)
+    made = Schedule.from_stages(identity=None, **rows)
     assert made == schedule
     assert made.identity is None
 
@@ -317,7 +317,7 @@ def test_of_stages_is_the_schedule_of_the_same_pairs(data):
 def test_pairs_of_spans_are_those_of_the_schedule():
     """Each stage has the tensors whose spans contain it; spans may touch, overlap or be empty."""
     spans = [(4, 1, 2), (2, 0, 1), (3, 2, 1), (2, 2, 3), (0, 3, 3), (4, 2, 2)]
-    schedule = Schedule.of_spans(R=[(1, 1), (0, 0)], kept=spans, identity=None)
+    schedule = Schedule.from_spans(R=[(1, 1), (0, 0)], kept=spans, identity=None)
     pairs = ((0, 2), (1, 2), (1, 4), (2, 2), (2, 4), (3, 0), (3, 2))
     assert schedule == Schedule(R=((0, 0), (1, 1)), S_RAM=pairs)
     assert pairs == schedule.S_RAM
@@ -346,17 +346,17 @@ def test_more_pairs_than_memory_holds_are_not_listed(skip, monkeypatch):
 
     Spans and stages are walked within the limit that is open.
     """
-    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 3)
-    schedule = Schedule.of_spans(R=(), kept=[(0, 1, 3), (1, 5, 2)], identity=None)
+    monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 3)
+    schedule = Schedule.from_spans(R=(), kept=[(0, 1, 3), (1, 5, 2)], identity=None)
     assert schedule.S_RAM == ((1, 0), (2, 0), (3, 0))
     schedule = checkpoint_all(skip)
     assert simulate(skip, None, schedule).valid
     assert "S_RAM 5" in repr(schedule)
     with pytest.raises(TooLargeError, match="5 tensors in one relation"):
         _ = schedule.S_RAM
-    schedule = Schedule.of_spans(R=(), kept=[(0, 1, 2)], identity=None)
+    schedule = Schedule.from_spans(R=(), kept=[(0, 1, 2)], identity=None)
     with time_limit(-1):
         with pytest.raises(TimeLimitError):
             _ = schedule.S_RAM
         with pytest.raises(TimeLimitError):
-            Schedule.of_stages(identity=None, R=[[0]])
+            Schedule.from_stages(identity=None, R=[[0]])

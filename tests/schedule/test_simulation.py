@@ -265,7 +265,7 @@ def test_what_costs_do_not_tell_is_absent_or_refused(chain, busy):
     assert (run.energy_j, run.baseline_energy_j, run.overhead_j) == (None, None, None)
     costs = Costs.from_arrays(chain, compute_time_s=[1] * 4, compute_energy_j=[1] * 4)
     run = simulate(chain, costs, busy)
-    assert run.violations == ("tensors are paged, but the costs know of no auxiliary storage",)
+    assert run.violations == ("tensors are paged, but the costs have no auxiliary storage",)
     assert simulate(chain, costs, checkpoint_all(chain)).valid
     with pytest.raises(CostError, match="no compute costs for 'a', 'b', 'c', 'd'"):
         simulate(chain, costs_of(SKIP), checkpoint_all(chain))

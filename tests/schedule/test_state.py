@@ -141,7 +141,7 @@ def test_homes_of_state_by_hand():
     costs = Costs.from_arrays(graph, compute_time_s=[0] * 7, compute_energy_j=[0] * 7)
     assert simulate(graph, costs, kept()).valid
     (fault,) = simulate(graph, costs, kept(resident=(W,))).violations
-    assert fault == "state is not resident, but the costs know of no auxiliary storage"
+    assert fault == "state is not resident, but the costs have no auxiliary storage"
 
 
 # -- each rule, broken alone -------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_resident_is_in_the_file_where_there_is_some(tmp_path):
     assert schedule != replace(schedule, resident=())
     assert "resident" not in replace(schedule, resident=()).to_dict()
     rows = [[k] for k in range(7)]
-    assert Schedule.of_stages(identity=identity, R=rows, resident=[V, W]).resident == (W, V)
+    assert Schedule.from_stages(identity=identity, R=rows, resident=[V, W]).resident == (W, V)
 
 
 @pytest.mark.parametrize("entry", ["w", 1.5, None, [1, 2]])

@@ -20,8 +20,8 @@ from poetmodel.schedule import (
     check_identity,
     check_schedule,
     checkpoint_all,
-    paged_at_once,
     simulate,
+    with_immediate_page_outs,
 )
 from poetmodel.schedule.decisions import (
     Treatment,
@@ -202,7 +202,7 @@ def test_schedule_of_another_graph_is_refused(graph, costs):
 def test_overlap_deadline_takes_a_makespan(graph, costs, paged):
     """A deadline that a plan must keep is not measured by serial time behind the user's back."""
     problem = Problem(graph, costs, ram=100, deadline=10, deadline_counts="overlap")
-    with pytest.raises(InputError, match="held against a plan"):
+    with pytest.raises(InputError, match="requires a plan"):
         check_schedule(problem, paged)
     assert check_schedule(problem, paged, makespan_s=10.0).valid
     late = check_schedule(problem, paged, makespan_s=10.5)
@@ -502,7 +502,7 @@ def test_state_on_storage_has_ram_at_its_limit():
         operation("end", output_bytes=1, inputs=("z",)),
     )
     graph = Graph(name="step", nodes=nodes)
-    schedule = paged_at_once(
+    schedule = with_immediate_page_outs(
         graph,
         R=[(t, t) for t in range(5)],
         kept=[(0, 1, 2), (2, 3, 3), (3, 4, 4)],

@@ -51,8 +51,8 @@ from poetmodel.errors import LicenceError
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.problem import OWN, Constraint, Problem, Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem, Quantity
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
@@ -246,8 +246,8 @@ def test_fewer_bytes_than_the_least_are_impossible(numbers):
             best = optimum(problem)
             if best is None or best.value == 0:
                 continue
-            assert optimum(problem.below_bytes(int(best.value))) is None, number
-            same = optimum(problem.below_bytes(int(best.value) + 1))
+            assert optimum(problem.with_bytes_below(int(best.value))) is None, number
+            same = optimum(problem.with_bytes_below(int(best.value) + 1))
             assert same.value == best.value, number
             checked += minimize == "writes"
     assert checked > len(numbers) // 12
@@ -260,7 +260,7 @@ def test_what_is_ruled_out_before_solving_is_infeasible(part, kind, count, least
     ruled_out = 0
     for number in part.of(range(count)):
         problem = SMALL[kind](f"{kind}/{number}")
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             assert optimum(problem) is None, number
             ruled_out += 1
     assert ruled_out > part.share(least)
@@ -515,7 +515,7 @@ def features(problem, *, searched):
     yield "no recomputation", not problem.recompute
     yield "idle power", problem.idle_power_w > 0
     yield "memory-mapped", problem.reads_in_place
-    yield "below the floor", obstacle(problem) is not None
+    yield "below the floor", infeasibility_reason(problem) is not None
     yield "on storage", any(node.on_aux for node in nodes)
     yield "two outputs", any(len(node.outputs) > 1 for node in nodes)
     yield "no output", any(not node.outputs for node in nodes)
@@ -545,7 +545,7 @@ def features(problem, *, searched):
     if not searched:
         return
     best, state = optimum(problem), set(graph.state_tensors)
-    plain = "energy" if problem.minimize == OWN else problem.minimize
+    plain = "energy" if problem.minimize == USER_OBJECTIVE else problem.minimize
     free = optimum(replace(problem, constraints=(), own_objective=(), minimize=plain))
     yield "infeasible", best is None
     yield "infeasible for its rows", best is None and free is not None
@@ -554,7 +554,7 @@ def features(problem, *, searched):
     schedule = best.schedule
     read, written = ({i for _, i in pages} for pages in (schedule.M_in, schedule.M_out))
     yield "overhead", plain != "ram" and as_candidate(problem, schedule).value > 0
-    yield "rows cost", problem.minimize != OWN and best.value > free.value + 1e-6
+    yield "rows cost", problem.minimize != USER_OBJECTIVE and best.value > free.value + 1e-6
     yield "waste", written > read
     yield "some homes in RAM", bool(schedule.resident) and {*schedule.resident} != state
     yield "no home in RAM", not schedule.resident and bool(state)

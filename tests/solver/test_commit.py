@@ -126,8 +126,8 @@ def test_every_nth_step_pays_its_share_and_keeps_state_in_ram():
     assert [run.committed_bytes for run in paid] == [168, 42]
     assert paid[1].steps_until_worn == pytest.approx(4 * paid[0].steps_until_worn)
     for name in ("time_s", "energy_j"):
-        paid = getattr(whole.committing, name) / 4
-        assert getattr(fourth.committing, name) == pytest.approx(paid)
+        paid = getattr(whole.commit_cost, name) / 4
+        assert getattr(fourth.commit_cost, name) == pytest.approx(paid)
     schedule = solve(stated(board(), None, minimize="ram"), gap=0.0).require_schedule()
     assert len(schedule.resident) < 2
     assert check_schedule(whole, schedule).valid
@@ -142,7 +142,7 @@ def test_commits_of_storage_that_forgets_go_to_flash():
     """
     forgets = board(storage=storage(volatile=True), aux_bytes=None)
     problem = stated(forgets, 1)
-    assert problem.committing.time_s == pytest.approx(168 / 4.0 + 3 * 2.0)
+    assert problem.commit_cost.time_s == pytest.approx(168 / 4.0 + 3 * 2.0)
     on_storage = solve(replace(problem, minimize="ram"), gap=0.0)
     sizes = problem.graph.tensor_bytes
     paged = {i for _, i in on_storage.require_schedule().M_out}

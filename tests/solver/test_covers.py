@@ -152,10 +152,10 @@ def signed_form(values, limit):
     m = Model(skip_problem(), COMPACT, exact=True)
     columns = list(m.add_variables("x", range(len(values))).values())
     m.costs = [(1.0, column) for column in columns]
-    exact = LinearRow.of(zip(values, columns, strict=True), upper=limit, name="few")
+    exact = LinearRow.from_terms(zip(values, columns, strict=True), upper=limit, name="few")
     row = stated_limit(m, exact)
     m.begin_rows("few")
-    m.add_linear_row(LinearRow.of([(1, columns[0])], lower=0) if row is None else row)
+    m.add_linear_row(LinearRow.from_terms([(1, columns[0])], lower=0) if row is None else row)
     m.begin_rows("anchor")
     m.add_row(None, columns, [1.0] * len(columns), lower=0.0)
     return to_standard_form(m)

@@ -20,7 +20,7 @@ from poetmodel.errors import InputError
 from poetmodel.graph import Graph, operation
 from poetmodel.model import build
 from poetmodel.model.linear import limit_row
-from poetmodel.problem import OWN, Constraint, LinearRow, Problem
+from poetmodel.problem import USER_OBJECTIVE, Constraint, LinearRow, Problem
 from poetmodel.result import Status
 from poetmodel.solver import solve
 
@@ -195,7 +195,9 @@ def test_rows_at_the_edge_by_other_solvers(way, name):
 def test_objectives_at_the_edge(way, what):
     """Each is as small as it can be."""
     problem, terms = OBJECTIVES[what]
-    assert not fault(replace(problem, minimize=OWN, own_objective=tuple(terms.items())), way)
+    assert not fault(
+        replace(problem, minimize=USER_OBJECTIVE, own_objective=tuple(terms.items())), way
+    )
 
 
 @pytest.mark.parametrize("changes", [{"paging": False}, {"recompute": False}, {"aux_bytes": 0}])
@@ -317,7 +319,7 @@ def test_no_point_that_keeps_a_limit_is_near_its_row():
         names = list(range(6))
         chosen = [value for value in values if rng.random() < 0.5]
         limit = sum(chosen)
-        row = limit_row(LinearRow.of(zip(values, names, strict=True), upper=limit))
+        row = limit_row(LinearRow.from_terms(zip(values, names, strict=True), upper=limit))
         if row is None:
             assert sum(values) <= limit
             continue

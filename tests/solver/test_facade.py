@@ -395,13 +395,13 @@ def test_a_graph_too_large_for_a_file_is_solved(monkeypatch):
 
     A model too large for memory claims nothing, and raises no error.
     """
-    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 1000)
+    monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 1000)
     result = solve(chain_problem(200))
     assert (result.status, result.termination) == (Status.OPTIMAL, Termination.PROVED)
     with pytest.raises(TooLargeError, match="coarsen the graph"):
         result.require_schedule().to_dict()
     model = build(chain_problem(10))
-    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 10)
+    monkeypatch.setattr("poetmodel.schedule.relations.MAX_PAIRS", 10)
     result = solve(model)
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.STALLED)
     assert "coarsen the graph" in result.reason
@@ -552,7 +552,7 @@ def test_no_schedule_that_was_reported_is_lost(error, monkeypatch):
     problem = skip_problem()
     best, paged = solve(problem), page_everything(problem)
     assert best.simulation is not None
-    value = problem.objective.overhead(best.simulation)
+    value = problem.objective.overhead_of(best.simulation)
 
     def cut_short(_, request, **__):
         request.report(value, 0.0, best.schedule)

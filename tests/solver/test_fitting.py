@@ -183,7 +183,7 @@ def test_a_search_alone_follows_a_solve_that_was_cut_short(number):
 
     def hurried(given, **_):
         calls.append(given)
-        return late(given, objective_bound=given.objective.least, overhead_bound_j=0.0)
+        return late(given, objective_bound=given.objective.known_bound, overhead_bound_j=0.0)
 
     found = checked(problem, fit_arena(problem, mode="blocking", alignment=2, solve=hurried))
     solved = fit_arena(problem, mode="blocking", alignment=2)

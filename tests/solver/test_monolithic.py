@@ -143,7 +143,7 @@ def check(result):
     assert _rising([None if value is None else -value for value in incumbents])
     assert _rising(bounds)
     objective = result.problem.objective
-    assert incumbents[-1] == objective.overhead(result.simulation)
+    assert incumbents[-1] == objective.overhead_of(result.simulation)
     assert objective.baseline + bounds[-1] == pytest.approx(result.proven_bound)
     assert seconds[-1] == result.wall_s
 

@@ -58,7 +58,7 @@ def test_values_count_beyond_what_every_schedule_pays(minimize, counts, recomput
     problem = skip_problem(minimize=minimize, deadline_counts=counts)
     assert as_candidate(problem, RECOMPUTED).value == recomputed
     assert as_candidate(problem, PAGED).value == paged
-    assert problem.objective.least == least
+    assert problem.objective.known_bound == least
 
 
 # -- equal up to rounding ----------------------------------------------------------------------

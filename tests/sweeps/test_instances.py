@@ -44,7 +44,7 @@ def problem_of(graph, device="rpi4b", **limits):
 
 def in_order(problem, order):
     """Return the overhead of a computation order."""
-    schedule = pm.Schedule.of_order(problem.graph, order)
+    schedule = pm.Schedule.from_order(problem.graph, order)
     verdict = pm.verify(problem, schedule)
     assert verdict.valid, verdict.violations
     return verdict.simulation.overhead_j
@@ -134,7 +134,7 @@ def test_solution_is_compared_with_the_best(tmp_path, network, stated, expected)
 def test_equal_solution_is_found_equal(tmp_path, library):
     """The single pass, as a schedule file."""
     folder, problem = library
-    once = pm.Schedule.of_order(problem.graph, range(len(problem.graph.nodes)))
+    once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
     (found,) = check(folder, solution(tmp_path, once))
     assert (found.finding, found.overhead) == (Finding.EQUAL, 0.0)
 
@@ -144,7 +144,7 @@ def test_schedule_that_breaks_a_limit_is_not_valid(tmp_path, network):
     problem = problem_of(network)
     instance = Instance(name="chain", kind="zoo", problem=problem, best=BestKnown())
     write_library([instance], tmp_path / "library")
-    once = pm.Schedule.of_order(network, range(len(network.nodes)))
+    once = pm.Schedule.from_order(network, range(len(network.nodes)))
     (found,) = check(tmp_path / "library", solution(tmp_path, once))
     assert (found.finding, found.overhead) == (Finding.INVALID, None)
     assert "RAM" in found.reason
@@ -154,7 +154,7 @@ def test_unreadable_solution_is_not_valid(tmp_path, library):
     """A file that is cut short and a schedule of another graph, each with its reason."""
     folder, _ = library
     other = chain(3)
-    once = pm.Schedule.of_order(other, range(len(other.nodes)))
+    once = pm.Schedule.from_order(other, range(len(other.nodes)))
     solutions = solution(tmp_path, once)
     (found,) = check(folder, solutions)
     assert found.finding == Finding.INVALID
@@ -168,7 +168,7 @@ def test_unreadable_solution_is_not_valid(tmp_path, library):
 def test_faults_are_named(tmp_path, library, told):
     """A full folder, unknown names, no solutions, two of one problem, and no library."""
     folder, problem = library
-    once = pm.Schedule.of_order(problem.graph, range(len(problem.graph.nodes)))
+    once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
     solutions = solution(tmp_path, once, name="chian")
     instance = Instance(name="chain", kind="zoo", problem=problem, best=BestKnown())
     empty, twice = tmp_path / "empty", tmp_path / "twice"
@@ -196,7 +196,7 @@ def test_file_outside_the_library_is_refused(tmp_path, library):
     line = json.loads(index.read_text())
     index.write_text(json.dumps(line | {"graph": "../other.graph.json"}) + "\n")
     problem.graph.save(tmp_path / "other.graph.json")
-    once = pm.Schedule.of_order(problem.graph, range(len(problem.graph.nodes)))
+    once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
     with pytest.raises(InputError, match="outside"):
         check(folder, solution(tmp_path, once))
 
@@ -208,7 +208,7 @@ def test_order_of_a_solved_schedule_gives_it_back(network):
     solved = pm.solve(problem)
     order = [k for _, k in solved.require_schedule().R]
     assert len(order) > len(network.nodes)
-    again = pm.Schedule.of_order(network, order)
+    again = pm.Schedule.from_order(network, order)
     assert again.identity == GraphIdentity.of(network)
     verdict = pm.verify(problem, again)
     assert verdict.valid
@@ -229,4 +229,4 @@ def test_faults_of_orders_are_named(told):
     }
     for name, order in orders.items():
         with told.raises(ScheduleError, name):
-            pm.Schedule.of_order(graph, order)
+            pm.Schedule.from_order(graph, order)

@@ -12,7 +12,7 @@ from poetmodel.report.charts import map_chart
 from poetmodel.report.pictures import Map, Panel
 from poetmodel.schedule import checkpoint_all
 from poetmodel.sweeps.panels import digest, frontier, overheads, panels
-from poetmodel.sweeps.pictures import check_form, draw
+from poetmodel.sweeps.pictures import check_suffix, draw
 from poetmodel.sweeps.runs import Run
 from poetmodel.sweeps.summaries import overhead_ratio, percent, summary
 from poetmodel.sweeps.tables import pareto, rows, write_csv
@@ -237,7 +237,7 @@ def test_picture_of_a_sweep(tmp_path, told):
     draw(tmp_path / "empty.png", overheads([]))
     draw(tmp_path / "sweep.pdf", overheads(found))
     with told.raises(InputError):
-        check_form(tmp_path / "sweep.txt")
+        check_suffix(tmp_path / "sweep.txt")
 
 
 @pytest.mark.parametrize(

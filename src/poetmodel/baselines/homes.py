@@ -16,9 +16,9 @@ from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import last_resort
-from poetmodel.problem import OWN, Problem, Quantity
+from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
+from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _schedule_with_homes(
     """Schedule a problem without state, and return the schedule for the graph with state."""
     stateless_schedule = method(stateless)
     _require_in_time(problem, stateless_schedule)
-    return paged_at_once(
+    return with_immediate_page_outs(
         problem.graph,
         R=stateless_schedule.R,
         kept=stateless_schedule.kept,
@@ -192,7 +192,7 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         "ram": problem.usable_ram_bytes - in_ram_bytes,
         "constraints": (),
     }
-    if problem.minimize == OWN:  # user-defined objectives and constraints may depend on homes
+    if problem.minimize == USER_OBJECTIVE:  # user-defined objectives may depend on homes
         limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
     storage_bytes = problem.aux_limit_bytes
     if limits["ram"] <= 0:

@@ -24,9 +24,9 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.schedule import (
     GraphIdentity,
     Schedule,
-    paged_at_once,
     pairs_of_rows,
     spans_of_rows,
+    with_immediate_page_outs,
 )
 from poetmodel.solver.lazy.linear import add_rows, kept_levels
 from poetmodel.solver.lazy.params import LazyParams
@@ -210,7 +210,7 @@ def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
             todo += missing - nodes
             nodes |= missing
         computed.append(nodes)
-    schedule = paged_at_once(
+    schedule = with_immediate_page_outs(
         graph,
         R=pairs_of_rows(computed),
         kept=spans_of_rows(kept),

@@ -20,7 +20,7 @@ from poetmodel.errors import (
 )
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.problem.infeasibility import limits_in_words, obstacle
+from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, finish
 from poetmodel.solver.request import Request, SolveKeywords
@@ -104,7 +104,7 @@ def _solve_by_method(
     """Return the result of a method: infeasible by inspection, by a solver, or heuristic."""
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
-    reason, formulation = obstacle(problem), ""
+    reason, formulation = infeasibility_reason(problem), ""
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
     elif entry.by_solver:
@@ -126,14 +126,14 @@ def _solve_restricted(
     """
     solved = solver.solve(restricted, **options)
     if solved.status == Status.INFEASIBLE:
-        raise MethodNotApplicableError(f"it has no schedule within {limits_in_words(restricted)}")
+        raise MethodNotApplicableError(f"it has no schedule within {describe_limits(restricted)}")
     candidate = None
     if solved.schedule is not None:
         candidate = _require_within_limits(as_candidate(problem, solved.schedule))
     outcome = Outcome(
         termination=solved.termination,
         candidate=candidate,
-        bound=problem.objective.least,
+        bound=problem.objective.known_bound,
         reason=solved.reason,
         build_s=solved.build_s,
         versions=solved.versions,

@@ -231,7 +231,7 @@ class ChoiceRelaxation:
         return floor(self._graph(names), memory_mapped=without_state).bytes
 
     def _graph(self, names: Collection[str]) -> Graph:
-        return Graph.of_valid(
+        return Graph.from_valid(
             name="", nodes=self.freezable.restricted(names), batch_size=1, dtype="",
             resident_bytes={}, parameters=None, forward_macs=None, kernels=None,
         )  # fmt: skip
@@ -412,7 +412,7 @@ class _Program:
         if not self.problem.can_page:
             return row
         news, commit = self.graph.replacement_of, self.problem.table.commit
-        parts = () if commit is None else commit.parts
+        parts = () if commit is None else commit.replacements
         for layer, state in self.of.state_of.items():
             for i in state if layer not in apart else ():
                 cost = 0.0 if news[i] in parts else out[news[i]]
@@ -431,7 +431,7 @@ class _Program:
         commit = self.problem.table.commit
         if commit is None:
             return 0.0
-        left = {new: cost(least) for new, least in commit.least.items()}
+        left = {new: cost(least) for new, least in commit.min_costs.items()}
         for layer, state in self.of.state_of.items():
             added = sum(left.pop(self.graph.replacement_of[i]) for i in state)
             if layer not in apart:

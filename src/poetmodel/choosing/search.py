@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.choosing.relaxation import ChoiceRelaxation, SetCut, costs_for
 from poetmodel.errors import InputError, listed, shown
-from poetmodel.problem.infeasibility import limits_in_words
+from poetmodel.problem.infeasibility import describe_limits
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 
@@ -216,7 +216,7 @@ class _LayerSearch:
         )
 
     def _reason(self, *, proved: bool) -> str:
-        limits = limits_in_words(self.problem)
+        limits = describe_limits(self.problem)
         if not proved:
             return f"no layer was found in time that can be trained within {limits}"
         of, nothing = self.relaxation, f"no layer can be trained within {limits}"

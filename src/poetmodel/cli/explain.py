@@ -369,8 +369,8 @@ class Explanation:
         from poetmodel.solver.sensitivity.alternatives import GAP, LEAST_GAIN
 
         objective, simulation = self.stated.problem.objective, self.stated.simulation
-        min_gain = LEAST_GAIN * abs(objective.measured(simulation))
-        return max(GAP * objective.overhead(simulation), min_gain)
+        min_gain = LEAST_GAIN * abs(objective.value_of(simulation))
+        return max(GAP * objective.overhead_of(simulation), min_gain)
 
 
 def make_explanation(stated: VerifiedSchedule, tensor: str | None) -> Explanation:

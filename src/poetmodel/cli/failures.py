@@ -24,7 +24,7 @@ from poetmodel.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poetmodel.device.room import DeviceRoom
+    from poetmodel.device.ram import DeviceRam
     from poetmodel.result import SolveResult
 
 MAX_FAULTS: Final = 8
@@ -113,7 +113,7 @@ def _prefixed_lines(kind: str, sentences: Iterable[str]) -> list[str]:
     return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 
-def print_room_warnings(*rooms: DeviceRoom | None) -> None:
+def print_room_warnings(*rooms: DeviceRam | None) -> None:
     """Warn on stderr about steps that do not fit their devices."""
     warnings = (room.warning() for room in rooms if room is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))

@@ -11,10 +11,10 @@ from poetmodel.cli.failures import print_warnings
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
-    OWN_SHAPE,
+    DEFAULT_SHAPE,
     InputShape,
     Variant,
-    find_model,
+    find_model_by_hash,
     load_file,
     load_model,
     model_names,
@@ -53,7 +53,7 @@ class NamedGraph:
 
     graph: Graph
     name: str
-    shape: InputShape = OWN_SHAPE
+    shape: InputShape = DEFAULT_SHAPE
 
 
 def read_named(name: str, shape: Variant) -> Graph:
@@ -62,13 +62,13 @@ def read_named(name: str, shape: Variant) -> Graph:
     The graph of a step file is that of the exported kernels; ``--tile`` splits its larger
     parameters.
     """
-    step = read_step(name, shape) if "tile" in shape.given else None
+    step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
 
 
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the content of a step file, in tiles of the given size; None for other files."""
-    if name is None or not is_step_file(name) or shape.given.keys() - {"tile"}:
+    if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
     from poetmodel.lowered.io import load_step
     from poetmodel.tiling.choice import in_tiles
@@ -224,8 +224,8 @@ def resolve_graph(
                 f"missing graph: pass --graph FILE|MODEL with the graph of {source}{known}"
             )
         name = identity.name
-        if not shape.given:
-            match = find_model(name, identity.sha256)
+        if not shape.overrides:
+            match = find_model_by_hash(name, identity.sha256)
             if match is None:
                 raise InputError(_other_sizes_message(identity, source))
             return NamedGraph(graph=match[0], name=name, shape=match[1])

@@ -25,8 +25,8 @@ from poetmodel.cli.options import (
     group,
 )
 from poetmodel.cli.output import fact_table, listing, print_json, print_text, show
-from poetmodel.device.hardware import device_figures
-from poetmodel.device.room import DeviceRoom, floor_use, gauge, keep_all_use
+from poetmodel.device.hardware import device_quantities
+from poetmodel.device.ram import DeviceRam, floor_ram_use, gauge, keep_all_ram_use
 from poetmodel.report.presenter import (
     Fact,
     format_count,
@@ -191,10 +191,12 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
     }
 
 
-def device_rooms(graph: Graph, device: Device) -> tuple[DeviceRoom | None, DeviceRoom | None]:
+def device_rooms(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
     """Return the device RAM that keep-all, with all state in RAM, and the minimum RAM use."""
-    lowest = floor_use(graph, memory_mapped=device.is_memory_mapped)
-    return DeviceRoom.of(device, graph, keep_all_use(graph)), DeviceRoom.of(device, graph, lowest)
+    lowest = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
+    return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
+        device, graph, lowest
+    )
 
 
 def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
@@ -420,7 +422,7 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
         notes["compute.flops_per_j"] = f"implies {implied_w:.3g} W"
-    for path, known in device_figures():
+    for path, known in device_quantities():
         value = value_at_path(values, path)
         if value is not None:
             yield text_fact(

@@ -58,7 +58,7 @@ def limits(
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
-    from poetmodel.plan.alignment import alignment_on
+    from poetmodel.plan.alignment import device_alignment
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
@@ -74,7 +74,7 @@ def limits(
             gap=search.gap,
             threads=search.threads,
             solver_options=search.solver_options,
-            alignment=None if step is None else alignment_on(problem.costs.device),
+            alignment=None if step is None else device_alignment(problem.costs.device),
         )
     extra_bytes = (
         None if step is None else extra_ram_bytes(step, commit=limits.steps_to_commit is not None)
@@ -201,7 +201,7 @@ def _limit_facts(
 
 def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
     """Return the minimum RAM of exported C: its tensors, and the additional RAM."""
-    from poetmodel.plan.alignment import alignment_on
+    from poetmodel.plan.alignment import device_alignment
 
     if limit.value is None:
         return text_fact(LIMIT_NAMES[limit.name], "none", limit.result.reason)
@@ -213,7 +213,7 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
     note = (
         f"{_proof_text(limit, unit)}; --ram {total_bytes}B of 'poetmodel export', "
         f"{format_bytes(extra_bytes)} of it for inputs, stack and runtime; tensors begin at "
-        f"multiples of {alignment_on(problem.costs.device)} B"
+        f"multiples of {device_alignment(problem.costs.device)} B"
     )
     return text_fact(LIMIT_NAMES[limit.name], format_bytes(total_bytes), note)
 

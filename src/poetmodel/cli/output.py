@@ -316,7 +316,7 @@ def _amount(value: float | None, objective: Objective) -> str:
         return "none yet"
     if objective.baseline > 0:
         return f"{value / objective.baseline:.4%}"
-    return objective.format(value) if objective.in_bytes else f"{value:.4g}"
+    return objective.format(value) if objective.is_in_bytes else f"{value:.4g}"
 
 
 @contextmanager

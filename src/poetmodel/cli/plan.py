@@ -15,7 +15,7 @@ from poetmodel.cli.failures import ExitStatus, print_errors, print_room_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, read_file_costs, resolve_graph
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.device.room import DeviceRoom
+from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
@@ -189,7 +189,7 @@ def _deliver(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> No
 def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     """Yield the facts about a plan."""
     from poetmodel.plan import Op, encode
-    from poetmodel.plan.listing import homes_in_words
+    from poetmodel.plan.listing import describe_homes
 
     plan, check = plan_result.plan, plan_result.check
     times = dict.fromkeys(Op, 0)
@@ -214,7 +214,7 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     if plan_result.arena is not None:
         yield from arena_facts(plan_result.arena)
     yield from shown(Group.STORAGE)
-    homes = homes_in_words(plan_result.graph, plan)
+    homes = describe_homes(plan_result.graph, plan)
     if homes:
         reads = len(plan.first_reads(plan_result.graph))
         first_reads_text = f", {format_count(reads)}first reads" if reads else ""
@@ -227,9 +227,9 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
     """Yield the facts about the addresses of a plan."""
-    from poetmodel.plan.listing import fragmentation_in_words
+    from poetmodel.plan.listing import describe_fragmentation
 
-    bound = fragmentation_in_words(arena)
+    bound = describe_fragmentation(arena)
     yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
     yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
     yield Fact("arena_fragmentation", arena.fragmentation)
@@ -336,9 +336,9 @@ class PlanResult:
         )
 
     @property
-    def room(self) -> DeviceRoom | None:
+    def room(self) -> DeviceRam | None:
         """Device RAM that the plan uses; None without a device."""
-        return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
+        return DeviceRam.compare(self.device, self.graph, self.check.peak_ram_bytes)
 
     def format_lines(self, plan_format: PlanFormat) -> list[str]:
         """Return the lines of a readable listing, or of trace events."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,6 +113,7 @@ def solve(
     _check_nodes(graph)
     job = job_options.to_job(limits)
 
+    @cache
     def make_problem(graph: Graph) -> Problem:
         return limits.problem(
             graph,
@@ -242,7 +244,7 @@ def _fit_hints(
 
     They are ``--tile auto`` for a step file, and ``--state ... --in-place`` for a built-in network.
     """
-    from poetmodel.device.room import find_whole_step
+    from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
 
     name = source.model if source.graph is None else source.graph

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli.output import fact_table
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.problem import OWN, DeadlineCounts, Problem, Quantity
-from poetmodel.problem.totals import in_words
+from poetmodel.problem import USER_OBJECTIVE, DeadlineCounts, Problem, Quantity
+from poetmodel.problem.totals import format_terms
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -94,7 +94,7 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
         yield text_fact("gap", _gap(result), f"of the overhead; {_tolerance(result)}")
         return
     yield from _objective_facts(result)
-    if result.problem.asks_energy:
+    if result.problem.uses_energy:
         yield from _energy_facts(result)
 
 
@@ -145,8 +145,8 @@ def _objective_facts(result: SolveResult) -> Iterator[Fact]:
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(figure or 0.0) for figure in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
-    if minimize == OWN:
-        name, remark = "user-defined objective", f"{in_words(result.problem.own_objective)}; "
+    if minimize == USER_OBJECTIVE:
+        name, remark = "user-defined objective", f"{format_terms(result.problem.own_objective)}; "
     elif minimize == Quantity.TIME and objective.baseline > 0:
         increase = format_percent((result.overhead or 0.0) / objective.baseline)
         remark = f"{increase} more than a single pass; "
@@ -257,10 +257,10 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
     """Yield the cost of commits in a step; it is the same for every schedule."""
-    commit, paid = problem.table.commit, problem.committing
+    commit, paid = problem.table.commit, problem.commit_cost
     if commit is not None:
         every = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
-        written = f"{format_bytes(commit.written_bytes)} and {commit.erases:.4g} erases"
+        written = f"{format_bytes(commit.written_bytes)} and {commit.erased_blocks:.4g} erases"
         amount = f"{format_seconds(paid.time_s)}, {format_joules(paid.energy_j)}"
         yield text_fact("commit", amount, f"{every}: {written}, included in the single pass")
 

@@ -203,9 +203,9 @@ def merge(folders: MergeOptions, output: options.OutputOptions) -> None:
 def _check_picture(plot: Path | None) -> None:
     """Raise `InputError` if a picture with this suffix cannot be drawn."""
     if plot is not None:
-        from poetmodel.sweeps.pictures import check_form
+        from poetmodel.sweeps.pictures import check_suffix
 
-        check_form(plot)
+        check_suffix(plot)
 
 
 def _show_records(
@@ -469,12 +469,12 @@ def _reproduce(request: FigureOptions, runs: WorkersOption, output: options.Outp
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
     """Draw the pictures; return their files, and a note if pictures cannot be drawn."""
-    from poetmodel.sweeps.pictures import check_form, draw
+    from poetmodel.sweeps.pictures import check_suffix, draw
 
     paths = [stem.with_suffix(form) for form in FORMS]
     try:
         for path in paths:
-            check_form(path)
+            check_suffix(path)
     except InputError as error:
         return [], [f"no picture is drawn: {error}"]
     for path in paths:

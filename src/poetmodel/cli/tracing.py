@@ -118,9 +118,9 @@ class CostingOptions:
         from poetmodel.torch.runtime.profiling import Power, measure
 
         device = read_device(self.power_from)
-        power = None if device is None else Power.of_device(device)
+        power = None if device is None else Power.from_device(device)
         if self.power is not None:
-            power = Power.of(self.power)
+            power = Power.from_watts(self.power)
         with redirect_stdout(sys.stderr):
             profile = measure(
                 trace,
@@ -391,7 +391,7 @@ def profile(
     emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
     if emulated:
         sizes = replace(sizes, tile=None)
-    if (emulated or is_captured(step_source)) and sizes.shape.given:
+    if (emulated or is_captured(step_source)) and sizes.shape.overrides:
         raise InputError(
             f"{step_source}, {' '.join(sizes.shape.options)}: the function gives the inputs of a "
             "step; leave the option out"

@@ -23,7 +23,7 @@ from poetmodel.cli.inputs import (
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
 from poetmodel.cli.plan import arena_facts
 from poetmodel.device import Costs, StorageMode
-from poetmodel.device.room import DeviceRoom
+from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.files import as_text, read_bytes
 from poetmodel.plan.simulation import check_identity
@@ -134,7 +134,7 @@ def _verify_schedule(
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     limits: options.LimitOptions,
-) -> tuple[list[Fact], str, DeviceRoom | None]:
+) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a schedule; return its facts, the title of their table, and the device RAM."""
     from poetmodel.schedule.document import parse_document
 
@@ -201,7 +201,7 @@ def _verify_plan(
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     limits: options.LimitOptions,
-) -> tuple[list[Fact], str, DeviceRoom | None]:
+) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and the device RAM."""
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
@@ -239,7 +239,7 @@ def _verify_plan(
             f"{format_seconds(problem.deadline_s or 0.0)}"
         )
     device = None if costs is None else costs.device
-    room = DeviceRoom.of(device, graph, check.peak_ram_bytes)
+    room = DeviceRam.compare(device, graph, check.peak_ram_bytes)
     facts = [
         *_verdict_facts(graph, costs, violations, notes),
         *_plan_facts(stated, check, room, timed=costs is not None),
@@ -285,7 +285,7 @@ def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOpti
 
 
 def _plan_facts(
-    stated: PlanDocument, check: PlanCheck, room: DeviceRoom | None, *, timed: bool
+    stated: PlanDocument, check: PlanCheck, room: DeviceRam | None, *, timed: bool
 ) -> Iterator[Fact]:
     """Yield the simulated metrics of a plan; times and energies are None without costs."""
     plan = stated.plan

@@ -1,4 +1,4 @@
-"""Devices and costs: who computes and pages, how long it takes and what it draws."""
+"""Devices and costs: hardware of a board, and time and energy of its computations and transfers."""
 
 from poetmodel.device.cost import FREE, Cost, PageCost
 from poetmodel.device.costs import Costs, CostTable

@@ -1,4 +1,4 @@
-"""Cores that run exported C: how many instructions each does in a cycle, and where that is from."""
+"""Processor cores that run exported C: instructions per cycle, with sources."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import re
 from typing import Final, NamedTuple
 
 ASSUMED_PER_CYCLE: Final = 1.0
-"""Instructions per cycle of a core without a figure."""
+"""Instructions per cycle assumed for a core without a measured value."""
 WITHOUT_WAITS: Final = "estimated: cycles of the core, without waits for memory"
-"""Label of times and energies that are from cycles alone."""
+"""Label of times and energies computed from cycles alone."""
 
 
 class Core(NamedTuple):
-    """A processor core whose instructions the tables of kernels count."""
+    """A processor core whose instructions are counted in the kernel tables."""
 
     name: str
-    """Its name in the `core` of device files."""
+    """Its name as it appears in `core` of device files."""
     emulated_as: str
-    """The target of the exported Makefile whose code it runs: ``m3``, ``m4`` or ``m7``."""
+    """Target of the exported Makefile that builds code for it: ``m3``, ``m4`` or ``m7``."""
     has_fpu: bool
-    """Whether it runs floating-point instructions, which the tables count."""
+    """Whether it has floating-point instructions, which the kernel tables count."""
     per_cycle: float | None
-    """Average instructions per cycle, without waits for memory; None if it has no figure."""
+    """Average instructions per cycle, without waits for memory; None if unknown."""
     source: str
-    """Where the figure is from."""
+    """Source of `per_cycle`."""
 
 
 class CycleModel(NamedTuple):
-    """How instructions become time: cycles of a core at a clock, times a factor for memory."""
+    """Converts instructions to time, by cycles of a core at a clock and a factor for memory."""
 
     core: Core | None
-    """The core; None if it is not known."""
+    """The core; None if unknown."""
     clock_hz: float
     memory_factor: float = 1.0
-    """Cycles with waits for flash and caches over cycles without."""
+    """Ratio of cycles with waits for flash and caches to cycles without."""
     measured_per_cycle: float | None = None
-    """Instructions per cycle that the user measured, in place of the core's."""
+    """Instructions per cycle that the user measured, instead of the core's value."""
 
     @property
     def instructions_per_cycle(self) -> float:
-        """Average instructions per cycle without waits for memory; 1 if the core has no figure."""
+        """Average instructions per cycle without waits for memory; 1 if unknown."""
         if self.measured_per_cycle is not None:
             return self.measured_per_cycle
         if self.core is None or self.core.per_cycle is None:
@@ -48,7 +48,7 @@ class CycleModel(NamedTuple):
 
     @property
     def instructions_per_s(self) -> float:
-        """Rate of instructions, waits for memory included [1/s]."""
+        """Instruction rate, including waits for memory [1/s]."""
         return self.clock_hz * self.instructions_per_cycle / self.memory_factor
 
     @property
@@ -60,28 +60,28 @@ class CycleModel(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where the instructions per cycle are from."""
+        """Source of the instructions per cycle, for display."""
         if self.measured_per_cycle is not None:
             return "given"
         if self.core is None or self.core.per_cycle is None:
             name = "this core" if self.core is None else self.core.name
-            return f"assumed: {name} has no figure"
+            return f"assumed: {name} was not measured"
         return self.core.name
 
     @property
     def label(self) -> str:
-        """Label of times and energies that are from this model."""
+        """Label of times and energies computed with this model."""
         if self.memory_factor == 1:
             return WITHOUT_WAITS
         return f"estimated: cycles of the core, times {self.memory_factor:g} for waits for memory"
 
     @property
     def text(self) -> str:
-        """The model on one line for display."""
+        """The model in one line for display."""
         return f"{self.rate} ({self.origin}); {self.label}"
 
     def to_dict(self) -> dict[str, str | float | None]:
-        """Return the model as plain values for JSON."""
+        """Return the model as JSON values."""
         return {
             "core": None if self.core is None else self.core.name,
             "clock_hz": self.clock_hz,
@@ -95,11 +95,11 @@ _MODEL: Final = (
     "pipeline model of the core, run on exported training steps, {range} cycles an instruction; it "
     "agrees with published cycle counts to 2 % for assembly and about 10 % for C without waits"
 )
-_NO_FIGURE: Final = "no figure: one instruction a cycle is assumed"
+_NOT_MEASURED: Final = "not measured: one instruction per cycle is assumed"
 
 CORES: Final = (
-    Core("Cortex-M3", "m3", has_fpu=False, per_cycle=None, source=_NO_FIGURE),
-    Core("Cortex-M33", "m4", has_fpu=True, per_cycle=None, source=_NO_FIGURE),
+    Core("Cortex-M3", "m3", has_fpu=False, per_cycle=None, source=_NOT_MEASURED),
+    Core("Cortex-M33", "m4", has_fpu=True, per_cycle=None, source=_NOT_MEASURED),
     Core(
         "Cortex-M4", "m4", has_fpu=True, per_cycle=0.79, source=_MODEL.format(range="1.18 to 1.36")
     ),
@@ -111,11 +111,11 @@ CORES: Final = (
 
 
 def find_core(text: str) -> Core | None:
-    """Return the core that a device's `core` text names; None if it names no known core."""
+    """Return the core named in a device's `core` text; None if the text names no known core."""
     return next((core for core in CORES if re.search(rf"{core.name}(?!\d)", text)), None)
 
 
-def core_of_target(target: str) -> Core:
-    """Return the core of a target of the exported Makefile, which an emulator has: m3, m4 or m7."""
+def core_for_target(target: str) -> Core:
+    """Return the core of a target of the exported Makefile: ``m3``, ``m4`` or ``m7``."""
     name = f"Cortex-{target.upper()}"
     return next(core for core in CORES if core.name == name)

@@ -10,7 +10,7 @@ class Cost:
     """Time and energy of one computation or one transfer."""
 
     time_s: float
-    """How long it takes [s]."""
+    """Duration [s]."""
     energy_j: float
     """Energy from the battery [J]."""
 
@@ -20,7 +20,7 @@ FREE = Cost(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class PageCost:
-    """Costs of moving one tensor."""
+    """Costs of paging one tensor in and out."""
 
     page_in: Cost
     """Storage to RAM."""

@@ -1,4 +1,4 @@
-"""Time and energy of every operation and every transfer, measured or estimated."""
+"""Time and energy of every computation and every transfer, measured or estimated."""
 
 from __future__ import annotations
 
@@ -26,38 +26,40 @@ if TYPE_CHECKING:
 
 
 _MAX_NAMED: Final = 4
-"""How many names one message lists."""
+"""Maximum number of names listed in one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Cost of a step so that all replaced state is on storage after every so many steps.
+    """Cost per step of commits: writes of all replaced state to storage, every N steps.
 
-    A write that is a part of it costs what the page-out of a replacement does in the table: paid at
-    the page-out where the state has its home on storage, else after all else.
+    The table states the cost of the write of each replacement as its page-out. If the state's home
+    is on storage, the schedule pays it at the page-out; otherwise it is paid after all other
+    actions.
     """
 
-    parts: tuple[int, ...]
-    """The replacements whose page-outs are a part of it."""
-    rest: Cost
-    """Cost beside these: erases, the record, and of volatile storage all state."""
-    least: Mapping[int, Cost]
-    """Least cost of each replacement: its write, and its share of the blocks."""
+    replacements: tuple[int, ...]
+    """The replacements whose page-outs are writes of the commit."""
+    other_cost: Cost
+    """Cost of everything except these writes: erases and the record; for volatile storage, all
+    state."""
+    min_costs: Mapping[int, Cost]
+    """Lower bound on the cost of each replacement: its write and its fraction of the erases."""
     written_bytes: int
-    """Written bytes of a generation, checksums and record included, rounded up [B]."""
-    erases: float
-    """Blocks that it erases at most."""
+    """Bytes written per step, including checksums and record, rounded up [B]."""
+    erased_blocks: float
+    """Maximum number of blocks erased per step."""
     worn_blocks: float
-    """Blocks that it erases on average, where several generations share a block."""
+    """Average number of blocks erased per step, lower if several generations fit in one block."""
     generation_bytes: int
-    """Size of a generation on storage, in whole blocks [B]; there are two at least."""
+    """Size of a generation on storage, in whole blocks [B]; storage holds at least two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """The costs of one graph by index of node (compute) or tensor (page), in seconds and joules.
+    """The costs of one graph, indexed by node (compute) or tensor (page), in seconds and joules.
 
-    The page columns are empty where nothing can be paged.
+    The page columns are empty if nothing can be paged.
     """
 
     compute_time_s: tuple[float, ...]
@@ -67,16 +69,16 @@ class CostTable:
     page_out_time_s: tuple[float, ...]
     page_out_energy_j: tuple[float, ...]
     has_storage: bool
-    """Whether tensors can be paged at all."""
+    """Whether tensors can be paged."""
     commit: Commit | None = None
-    """Cost of commits, if there are any."""
+    """Cost of commits; None without commits."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"
         return brief(self, counts if self.has_storage else f"{counts}, no storage")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the columns as lists; what commits take is no part of it."""
+        """Return the columns as lists, without the cost of commits."""
         names = [field.name for field in fields(self) if field.name != "commit"]
         columns = {name: getattr(self, name) for name in names}
         return {
@@ -84,31 +86,41 @@ class CostTable:
         }
 
     def compute_totals(self, times: Mapping[int, int]) -> Cost:
-        """Return the cost of computing each node so many times."""
-        return Cost(_total(times, self.compute_time_s), _total(times, self.compute_energy_j))
+        """Return the cost of computations; `times` maps nodes to their number of computations."""
+        return Cost(
+            _weighted_sum(times, self.compute_time_s), _weighted_sum(times, self.compute_energy_j)
+        )
 
     def transfer_totals(self, page_ins: Mapping[int, int], page_outs: Mapping[int, int]) -> Cost:
-        """Return the cost of paging each tensor so many times; nothing without storage."""
+        """Return the cost of transfers; the mappings give the number of transfers per tensor.
+
+        Returns zero cost without storage.
+        """
         if not self.has_storage:
             return FREE
         return Cost(
-            _total(page_ins, self.page_in_time_s) + _total(page_outs, self.page_out_time_s),
-            _total(page_ins, self.page_in_energy_j) + _total(page_outs, self.page_out_energy_j),
+            _weighted_sum(page_ins, self.page_in_time_s)
+            + _weighted_sum(page_outs, self.page_out_time_s),
+            _weighted_sum(page_ins, self.page_in_energy_j)
+            + _weighted_sum(page_outs, self.page_out_energy_j),
         )
 
     def commit_totals(self, paged_out: Collection[int] = ()) -> Cost:
-        """Return the cost of a commit beside some page-outs; zero without commits."""
+        """Return the cost of commits per step, without writes of the `paged_out` tensors.
+
+        Returns zero cost without commits.
+        """
         if self.commit is None:
             return FREE
-        apart = {new: 1 for new in self.commit.parts if new not in paged_out}
-        written = self.transfer_totals({}, apart)
-        rest = self.commit.rest
-        return Cost(written.time_s + rest.time_s, written.energy_j + rest.energy_j)
+        unpaid = {new: 1 for new in self.commit.replacements if new not in paged_out}
+        writes = self.transfer_totals({}, unpaid)
+        other_cost = self.commit.other_cost
+        return Cost(writes.time_s + other_cost.time_s, writes.energy_j + other_cost.energy_j)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Costs keyed by node and tensor name; `table` puts them in a graph's order.
+    """Costs by node and tensor name; `table` arranges them in a graph's order.
 
     Examples
     --------
@@ -118,17 +130,17 @@ class Costs:
     """
 
     compute: Mapping[str, Cost]
-    """One computation of each node."""
+    """Cost of one computation of each node."""
     pages: Mapping[str, PageCost] | None = None
-    """Transfers of each tensor; None where there is no auxiliary storage."""
+    """Cost of transfers of each tensor; None without auxiliary storage."""
     device: Device | None = None
-    """The device that gives RAM, storage size and mode, and idle power, where known."""
+    """The device with its RAM, storage size and mode, and idle power; None if unknown."""
     source: str = field(default="", compare=False)
-    """Where the figures come from, for messages."""
+    """Source of the costs, for messages."""
     commit: int | None = None
-    """After how many steps all replaced state is written to storage; None: never."""
+    """Number of steps between writes of all replaced state to storage; None for no commits."""
     cycles: CycleModel | None = field(default=None, compare=False)
-    """How instructions became compute times; None if these are from another source."""
+    """Model that converted instructions to compute times; None if these have another source."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute", MappingProxyType(dict(self.compute)))
@@ -159,19 +171,19 @@ class Costs:
         path : str or Path
             The file.
         device : Device, optional
-            The device it was measured on. Where it has no storage, the page columns are not used.
+            The device that was measured. If it has no storage, the page columns are ignored.
 
         Raises
         ------
         CostError
-            If the file cannot be read; with every fault found in it, each with its line.
+            If the file cannot be read or has errors; lists each error with its line.
         """
         content = read_profile(path)
         pages = None if device is not None and device.storage is None else content.pages
         return cls(compute=content.compute, pages=pages, device=device, source=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Write a profile, a CSV file of compute and page costs, which `load` reads."""
+        """Write a profile: a CSV file of compute and page costs that `load` reads."""
         write_profile(path, self.compute, self.pages or {})
 
     @classmethod
@@ -181,24 +193,29 @@ class Costs:
         Parameters
         ----------
         graph : Graph
-            Gives FLOP and bytes, and of exported C instructions.
+            Provides FLOP and bytes per node and, for exported C, instructions.
         device : Device
-            Gives rates and powers.
+            Provides rates and powers.
 
         Returns
         -------
         Costs
-            For every node of `graph`, and for every tensor where the device has storage.
+            For every node of `graph`, and for every tensor if the device has storage.
+
+        Raises
+        ------
+        CostError
+            If an argument has the wrong type.
 
         Notes
         -----
-        An operation takes ``flops / flops_per_s``, or its memory traffic over the device's RAM
-        bandwidth where that is given and longer; its energy is ``flops / flops_per_j`` where the
-        device gives that, else time times power. A transfer takes its latency plus bytes over rate.
+        A node takes ``flops / flops_per_s``, or its memory traffic divided by the RAM bandwidth if
+        the device states it and that is longer. Its energy is ``flops / flops_per_j`` if the device
+        states it, else time times power. A transfer takes its latency plus bytes divided by rate.
 
-        An operation of exported C, on a Cortex-M with an FPU whose clock and power are known, takes
-        its instructions over those of a cycle, over the clock, times the memory factor instead, and
-        that time times the power. `cycles` has these figures.
+        For exported C on a Cortex-M with an FPU whose clock and power are known, a node instead
+        takes its instructions divided by instructions per cycle and clock, times the memory factor.
+        Its energy is that time times power. `cycles` contains these parameters.
         """
         if not hasattr(graph, "nodes"):
             raise CostError(f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one")
@@ -220,8 +237,11 @@ class Costs:
             pages = {
                 tensor.name: PageCost(
                     *(
-                        Cost(way.time_s(tensor.bytes), way.time_s(tensor.bytes) * way.power_w)
-                        for way in (into, out)
+                        Cost(
+                            direction.time_s(tensor.bytes),
+                            direction.time_s(tensor.bytes) * direction.power_w,
+                        )
+                        for direction in (into, out)
                     )
                 )
                 for tensor in graph.tensors
@@ -246,7 +266,7 @@ class Costs:
         Parameters
         ----------
         graph : Graph
-            Gives the names.
+            Provides the names.
         compute_time_s, compute_energy_j : sequence of float, one per node
             Costs of one computation [s], [J]; 0 for a node that holds state.
         page_in, page_out : sequence of (time, energy), one per tensor, optional
@@ -257,14 +277,14 @@ class Costs:
         Returns
         -------
         Costs
-            The same figures, by name.
+            The same costs, by name.
 
         Raises
         ------
         CostError
-            If a figure is negative or not finite, or only one of `page_in`, `page_out` is given.
+            If a cost is negative or not finite, or only one of `page_in`, `page_out` is given.
         ValueError
-            If a sequence is not as long as the graph has nodes or tensors.
+            If the length of a sequence differs from the number of nodes or tensors.
         """
         compute = {
             node.name: Cost(float(time), float(energy))
@@ -284,91 +304,101 @@ class Costs:
         return cls(compute=compute, pages=pages, device=device)
 
     def table(self, graph: Graph) -> CostTable:
-        """Put the costs in a graph's order.
+        """Arrange the costs in a graph's order.
 
         Raises
         ------
         CostError
-            If a node or tensor has no costs, or costs name something that the graph lacks.
+            If a node or tensor has no costs, or costs name a node or tensor that the graph lacks.
         """
-        faults = list(_mismatch(self, graph))
+        faults = list(_mismatch_faults(self, graph))
         if faults:
             raise CostError(f"{self.source}: {fault}" if self.source else fault for fault in faults)
         compute = [FREE if node.is_state else self.compute[node.name] for node in graph.nodes]
         pages = [] if self.pages is None else [self.pages[t.name] for t in graph.tensors]
-        written = [page.page_out for page in pages]
+        page_outs = [page.page_out for page in pages]
         commit = None
         if self.commit is not None and self.pages is not None and graph.state_of:
-            commit, parts = _commit(graph, written, self.device, every=self.commit)
-            written = [parts.get(i, cost) for i, cost in enumerate(written)]
+            commit, writes = _commit_cost(graph, page_outs, self.device, interval=self.commit)
+            page_outs = [writes.get(i, cost) for i, cost in enumerate(page_outs)]
         return CostTable(
             compute_time_s=tuple(cost.time_s for cost in compute),
             compute_energy_j=tuple(cost.energy_j for cost in compute),
             page_in_time_s=tuple(cost.page_in.time_s for cost in pages),
             page_in_energy_j=tuple(cost.page_in.energy_j for cost in pages),
-            page_out_time_s=tuple(cost.time_s for cost in written),
-            page_out_energy_j=tuple(cost.energy_j for cost in written),
+            page_out_time_s=tuple(cost.time_s for cost in page_outs),
+            page_out_energy_j=tuple(cost.energy_j for cost in page_outs),
             has_storage=self.pages is not None,
             commit=commit,
         )
 
 
-def _commit(
-    graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, every: int
+def _commit_cost(
+    graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, interval: int
 ) -> tuple[Commit, dict[int, Cost]]:
-    """Return the cost of commits in a step, and of it the writes of replacements, by tensor.
+    """Return the cost per step of a commit every `interval` steps, and the writes of replacements.
 
-    Flash is written at its rate, and a generation erases the blocks that it takes. On other storage
-    a tensor costs what its page-out does; blocks that it erases are a part of that.
+    The writes are by tensor. In flash, writes take the flash's write rate, and a generation erases
+    all its blocks. On other storage, writing a tensor costs as much as its page-out, which includes
+    erases.
     """
-    layout, share = GenerationLayout.on(device), 1 / every
+    layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
     storage = None if device is None else device.storage
     flash = None if device is None or not device.commits_to_flash else device.flash
     blocks = layout.blocks(sizes.values())
 
-    def written(size_bytes: int, page_out: Cost = FREE, paid_bytes: int = 0) -> Cost:
-        """Return the cost of a write, of which a page-out pays some bytes."""
+    def write_cost(size_bytes: int, page_out: Cost = FREE, paid_bytes: int = 0) -> Cost:
+        """Return the cost per step of writing bytes.
+
+        On other storage than flash, `page_out` is the cost of the first `paid_bytes`.
+        """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
         elif storage is not None:
-            way, power_w = storage.page_out, storage.page_out.power_w
-            time_s = (size_bytes - paid_bytes) / way.bytes_per_s
+            direction, power_w = storage.page_out, storage.page_out.power_w
+            time_s = (size_bytes - paid_bytes) / direction.bytes_per_s
         else:
             time_s = power_w = 0.0
         paid = FREE if flash is not None else page_out
-        return Cost(share * (paid.time_s + time_s), share * (paid.energy_j + time_s * power_w))
+        return Cost(
+            fraction * (paid.time_s + time_s), fraction * (paid.energy_j + time_s * power_w)
+        )
 
-    parts = {i: written(layout.padded(m), page_outs[i], m) for i, m in sizes.items()}
-    least = parts
+    writes = {i: write_cost(layout.stored_bytes(m), page_outs[i], m) for i, m in sizes.items()}
+    min_costs = writes
     quickest = min(page_outs, key=attrgetter("time_s"))
-    ends = [written(size_bytes, quickest) for size_bytes in layout.end_bytes]
-    rest = Cost(sum(end.time_s for end in ends), sum(end.energy_j for end in ends))
+    extra = [write_cost(size_bytes, quickest) for size_bytes in layout.record_and_seal_bytes]
+    other_cost = Cost(sum(cost.time_s for cost in extra), sum(cost.energy_j for cost in extra))
     if flash is not None:
         volatile = device is not None and device.is_volatile
-        rest = written(layout.size_bytes(sizes.values() if volatile else ()))
-        erased_s = share * flash.write_s(0, blocks)
-        rest = Cost(rest.time_s + erased_s, rest.energy_j + erased_s * flash.power_w)
-        block_s = share * flash.write_s(0, 1) / layout.erase_block_bytes
-        shares_s = {i: block_s * layout.padded(m) for i, m in sizes.items()}
-        least = {
-            i: Cost(cost.time_s + shares_s[i], cost.energy_j + shares_s[i] * flash.power_w)
-            for i, cost in parts.items()
+        other_cost = write_cost(layout.size_bytes(sizes.values() if volatile else ()))
+        erased_s = fraction * flash.write_s(0, blocks)
+        other_cost = Cost(
+            other_cost.time_s + erased_s, other_cost.energy_j + erased_s * flash.power_w
+        )
+        block_s = fraction * flash.write_s(0, 1) / layout.erase_block_bytes
+        erase_times_s = {i: block_s * layout.stored_bytes(m) for i, m in sizes.items()}
+        min_costs = {
+            i: Cost(
+                cost.time_s + erase_times_s[i], cost.energy_j + erase_times_s[i] * flash.power_w
+            )
+            for i, cost in writes.items()
         }
-        parts = {} if volatile else parts
+        writes = {} if volatile else writes
     commit = Commit(
-        parts=tuple(parts),
-        rest=rest,
-        least=least,
-        written_bytes=math.ceil(share * layout.size_bytes(sizes.values())),
-        erases=share * blocks,
-        worn_blocks=share * blocks / layout.in_one_block(tuple(sizes.values())),
+        replacements=tuple(writes),
+        other_cost=other_cost,
+        min_costs=min_costs,
+        written_bytes=math.ceil(fraction * layout.size_bytes(sizes.values())),
+        erased_blocks=fraction * blocks,
+        worn_blocks=fraction * blocks / layout.generations_per_block(tuple(sizes.values())),
         generation_bytes=blocks * layout.erase_block_bytes,
     )
-    return commit, parts
+    return commit, writes
 
 
-def _total(times: Mapping[int, int], costs: Sequence[float]) -> float:
+def _weighted_sum(times: Mapping[int, int], costs: Sequence[float]) -> float:
     return sum(times[index] * costs[index] for index in sorted(times) if times[index])
 
 
@@ -401,12 +431,12 @@ def _faults(costs: Costs) -> Iterator[str]:
 def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
     for quantity in ("time_s", "energy_j"):
         value: Any = getattr(cost, quantity)
-        good = isinstance(value, Real) and not isinstance(value, bool)
-        if not good or not 0 <= value < math.inf:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf:
             yield f"{where}_{quantity}: expected a finite number >= 0, got {shown(value)}"
 
 
-def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
+def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
     state = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computing = [name for name in graph.node_index if name not in state]
     compared: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [
@@ -414,22 +444,22 @@ def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
     ]
     if costs.pages is not None:
         compared.append(("page", "tensor", costs.pages, graph.tensor_index))
-    for kind, owner, given, wanted in compared:
-        missing = [shown(name) for name in wanted if name not in given]
+    for kind, owner, costs_by_name, names_in_graph in compared:
+        missing = [shown(name) for name in names_in_graph if name not in costs_by_name]
         if missing:
             yield (
                 f"no {kind} costs for {listed(missing, most=_MAX_NAMED)} of graph {graph.name!r}; "
                 f"every {owner} needs a row with the {kind} columns"
             )
-        known = frozenset(wanted)
-        extra = [shown(name) for name in given if name not in known]
-        computed = [shown(name) for name in given if kind == "compute" and name in state]
-        if computed:
+        known = frozenset(names_in_graph)
+        extra = [shown(name) for name in costs_by_name if name not in known]
+        stateful = [shown(name) for name in costs_by_name if kind == "compute" and name in state]
+        if stateful:
             yield (
-                f"compute costs for {listed(computed, most=_MAX_NAMED)} of graph {graph.name!r}, "
+                f"compute costs for {listed(stateful, most=_MAX_NAMED)} of graph {graph.name!r}, "
                 "which holds state and computes nothing; leave its compute columns empty"
             )
-            extra = [name for name in extra if name not in computed]
+            extra = [name for name in extra if name not in stateful]
         if extra:
             names = listed(extra, most=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

@@ -1,7 +1,7 @@
-"""Where the tensors of one generation of committed state lie on storage, and what they take.
+"""Layout and size of one generation of committed state on storage.
 
-They lie back to back in the order in which a step writes them, between a record and a seal.
-``port/pm_pages.h`` of an exported folder calculates the same.
+Tensors follow each other without holes, in the order in which a step writes them, between a record
+and a seal. ``port/pm_pages.h`` of an exported folder computes the same layout.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Device
 
 RECORD_BYTES: Final = 32
-"""Size of the record in which a generation begins [B]: ``src/pm_record.h``."""
+"""Size of the record at the start of a generation [B]: ``src/pm_record.h``."""
 SEAL_BYTES: Final = 8
-"""Size of the seal in which it ends, which a power cut leaves as it was or makes whole [B]."""
-SUM_BYTES: Final = 4
+"""Size of the seal at its end [B]; a power cut leaves the seal unwritten or complete."""
+CHECKSUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
 BLOCK_BYTES: Final = 4096
-"""Usual erase block of flash [B]."""
-LEAST_UNIT_BYTES: Final = 4
-"""Tensors, sums and records begin at multiples of this at least [B]."""
+"""Erase block assumed if the device states none [B]."""
+MIN_WRITE_UNIT_BYTES: Final = 4
+"""Minimum alignment of tensors, checksums and records [B]."""
 
 
 PAGE_BYTES: Final = 256
-"""Generations in one erase block share no multiple of this, a page of usual NOR flash [B]."""
+"""Generations in one erase block share no page of this size, that of usual NOR flash [B]."""
 PADDING_BYTES: Final = 64
-"""Room left for each slot of such a generation, for a driver that finds larger write units [B]."""
+"""Spare bytes per slot of such a generation, for drivers with larger write units [B]."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationLayout:
-    """How storage is written: in which units, in which blocks, and with what beside tensors."""
+    """Alignment and overhead of generations on a storage."""
 
     write_unit_bytes: int = 1
     """Write unit of the storage [B]."""
     erase_block_bytes: int = BLOCK_BYTES
-    """Erase block, at which a generation begins [B]."""
+    """Erase block; a generation begins at a multiple of it [B]."""
     checksums: bool = True
-    """Whether each tensor is followed by its checksum."""
+    """Whether a checksum follows each tensor."""
 
     @classmethod
-    def on(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
-        """Return the layout where a device keeps generations: in its flash, else on its storage."""
+    def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
+        """Return the layout of generations on a device.
+
+        They are in its flash if it commits there, else on its storage.
+        """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
             return cls(flash.write_unit_bytes, flash.erase_block_bytes, checksums)
@@ -54,34 +57,34 @@ class GenerationLayout:
         return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
 
     @property
-    def end_bytes(self) -> tuple[int, int]:
-        """Storage of the record and of the seal, each of which is a write of its own [B]."""
-        return self._in_units(RECORD_BYTES), self._in_units(SEAL_BYTES)
+    def record_and_seal_bytes(self) -> tuple[int, int]:
+        """Storage of the record and of the seal, each of which is one write [B]."""
+        return self._round_to_units(RECORD_BYTES), self._round_to_units(SEAL_BYTES)
 
-    def padded(self, size_bytes: int) -> int:
-        """Return the storage of a tensor of some bytes, its checksum included [B]."""
-        more = self._in_units(SUM_BYTES) if self.checksums else 0
-        return self._in_units(size_bytes) + more
+    def stored_bytes(self, size_bytes: int) -> int:
+        """Return the storage of a tensor of `size_bytes`, including its checksum [B]."""
+        checksum_bytes = self._round_to_units(CHECKSUM_BYTES) if self.checksums else 0
+        return self._round_to_units(size_bytes) + checksum_bytes
 
     def size_bytes(self, sizes: Iterable[int]) -> int:
         """Return the storage of a generation: record, tensors of these sizes, and seal [B]."""
-        return sum(self.end_bytes) + sum(map(self.padded, sizes))
+        return sum(self.record_and_seal_bytes) + sum(map(self.stored_bytes, sizes))
 
     def blocks(self, sizes: Iterable[int]) -> int:
-        """Return the number of blocks in a generation, all of which a commit erases."""
+        """Return the number of erase blocks of a generation, all of which a commit erases."""
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
-    def in_one_block(self, sizes: Sequence[int]) -> int:
+    def generations_per_block(self, sizes: Sequence[int]) -> int:
         """Return the number of generations that can share an erase block: even, or 1.
 
-        Two such blocks keep the newest one, as a block is erased before its first generation only.
-        ``PM_BLOCK_GENERATIONS`` of an exported folder is the same.
+        Two such blocks retain the newest generation, since a block is erased only before its first
+        one. ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value.
         """
-        unit = max(LEAST_UNIT_BYTES, self.write_unit_bytes)
+        unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         step = (PAGE_BYTES - 1 + unit) // unit * unit
         size = self.size_bytes(sizes) + PADDING_BYTES * (len(sizes) + 2)
         return max(1, self.erase_block_bytes // ((size + step) // step * step) // 2 * 2)
 
-    def _in_units(self, size_bytes: int) -> int:
-        unit = max(LEAST_UNIT_BYTES, self.write_unit_bytes)
+    def _round_to_units(self, size_bytes: int) -> int:
+        unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         return -(-size_bytes // unit) * unit

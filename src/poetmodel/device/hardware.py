@@ -1,4 +1,4 @@
-"""A device: what it computes, remembers and stores, at which power, and whether that is likely."""
+"""Devices: compute, RAM, storage and flash with rates and powers; parsing and validation."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
-_GRAPHICS: Final = re.compile(r"multiprocessors?\b|compute units?\b|\bGPU\b", re.IGNORECASE)
+_CLOCK_PATTERN: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
+_GPU_WORDS: Final = re.compile(r"multiprocessors?\b|compute units?\b|\bGPU\b", re.IGNORECASE)
 """Words for the cores of graphics cards."""
 
 
-class DeviceFigure(NamedTuple):
-    """What is known of a figure of a device; all that reads, checks or shows it reads this."""
+class DeviceQuantity(NamedTuple):
+    """Description of a numeric quantity of a device, for parsing, validation and display."""
 
     name: str
-    """Its name for people, after that of its part."""
+    """Its name for display, without that of its table."""
     unit: str
-    usual: tuple[float, float] | None
-    """The range that it usually lies in: outside it was probably given in another unit."""
+    typical_range: tuple[float, float] | None
+    """Its usual range; a value outside is probably in a wrong unit. None for any value."""
     is_positive: bool
-    """Whether it must be above 0, and not only not below."""
-    may_lack: bool
-    """Whether a device need not have it."""
+    """Whether it must be above 0; otherwise 0 is valid."""
+    is_optional: bool
+    """Whether it may be None."""
 
 
 _BYTES: Final = (1e3, 2.0**50)
 _RATE: Final = (1e3, 1e13)
 _POWER: Final = (1e-6, 1e3)
-UNITS_MEANT: Final = {
+UNIT_NAMES: Final = {
     "B": "bytes",
     "B/s": "bytes per second",
     "FLOP/J": "FLOP per joule",
@@ -50,20 +50,23 @@ UNITS_MEANT: Final = {
     "s": "seconds",
     "times": "multiples of 1, not percent",
 }
-"""What a figure of a unit should be given in."""
+"""Names of units, for warnings about values that are probably in another unit."""
 
 
-def figure(
+def quantity_field(
     name: str,
     unit: str,
     *,
     default: Any = MISSING,
-    usual: tuple[float, float] | None = None,
+    typical_range: tuple[float, float] | None = None,
     is_positive: bool = True,
 ) -> Any:
-    """Return the field of a part of a device that is a `DeviceFigure`; those in bytes are whole."""
-    known = DeviceFigure(name, unit, usual, is_positive, may_lack=default is None)
-    return field(default=default, metadata={"figure": known})
+    """Return a dataclass field with a `DeviceQuantity` as metadata.
+
+    Quantities in bytes are integers, all others floats.
+    """
+    known = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
+    return field(default=default, metadata={"quantity": known})
 
 
 class StorageMode(StrEnum):
@@ -79,35 +82,42 @@ class StorageMode(StrEnum):
 class Compute:
     """The core of a device."""
 
-    flops_per_s: float = figure("compute rate", "FLOP/s", usual=(1e3, 1e16))
+    flops_per_s: float = quantity_field("compute rate", "FLOP/s", typical_range=(1e3, 1e16))
     """Sustained rate [FLOP/s]."""
-    power_w: float | None = figure(
-        "compute power", "W", default=None, usual=_POWER, is_positive=False
+    power_w: float | None = quantity_field(
+        "compute power", "W", default=None, typical_range=_POWER, is_positive=False
     )
     """Power while computing [W]."""
-    flops_per_j: float | None = figure("efficiency", "FLOP/J", default=None, usual=(1e3, 1e15))
-    """Energy efficiency [FLOP/J]; goes before `power_w`."""
-    bytes_per_s: float | None = figure("RAM bandwidth", "B/s", default=None, usual=_RATE)
-    """RAM bandwidth [B/s]; where given, an operation takes at least its traffic over this."""
-    cache_line_bytes: int | None = figure("cache lines", "B", default=None)
-    """Lines of the data cache between core and RAM, a power of two [B]; None: there is none."""
-    memory_factor: float = figure("memory factor", "times", default=1.0, usual=(0.1, 20.0))
-    """Cycles of exported C on the board over those of the core alone: waits for flash, caches."""
+    flops_per_j: float | None = quantity_field(
+        "efficiency", "FLOP/J", default=None, typical_range=(1e3, 1e15)
+    )
+    """Energy efficiency [FLOP/J]; takes precedence over `power_w`."""
+    bytes_per_s: float | None = quantity_field(
+        "RAM bandwidth", "B/s", default=None, typical_range=_RATE
+    )
+    """RAM bandwidth [B/s]; if stated, memory traffic bounds the time of a node from below."""
+    cache_line_bytes: int | None = quantity_field("cache lines", "B", default=None)
+    """Size of data cache lines, a power of two [B]; None without a cache."""
+    memory_factor: float = quantity_field(
+        "memory factor", "times", default=1.0, typical_range=(0.1, 20.0)
+    )
+    """Ratio of cycles of exported C on the board to cycles of the core alone (flash waits,
+    caches)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One direction of the auxiliary storage."""
+    """One direction of transfers to and from auxiliary storage."""
 
-    latency_s: float = figure("latency", "s", usual=(0.0, 1.0), is_positive=False)
+    latency_s: float = quantity_field("latency", "s", typical_range=(0.0, 1.0), is_positive=False)
     """Time before the first byte [s], 0 or more."""
-    bytes_per_s: float = figure("rate", "B/s", usual=_RATE)
-    """Rate after that [B/s]."""
-    power_w: float = figure("power", "W", usual=_POWER, is_positive=False)
-    """Power while transferring [W]; where transfers block the core, the core's is part of it."""
+    bytes_per_s: float = quantity_field("rate", "B/s", typical_range=_RATE)
+    """Rate after the first byte [B/s]."""
+    power_w: float = quantity_field("power", "W", typical_range=_POWER, is_positive=False)
+    """Power while transferring [W]; includes the core's if transfers block the core."""
 
     def time_s(self, size_bytes: int) -> float:
-        """Return the time to move a tensor [s]."""
+        """Return the time to transfer `size_bytes` [s]."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
@@ -123,37 +133,37 @@ class Storage:
     """RAM to storage."""
     memory_mapped: bool = False
     """Whether the core reads it like RAM (NOR flash, FRAM, MRAM): state there needs no page-in."""
-    endurance_cycles: float | None = figure("endurance", "writes", default=None)
-    """How often each erase block can be written, where known."""
-    erase_block_bytes: int | None = figure("erase block", "B", default=None)
-    """Erase block, in multiples of which a write erases [B]; None means single bytes."""
+    endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
+    """Number of times each erase block can be written; None if unknown."""
+    erase_block_bytes: int | None = quantity_field("erase block", "B", default=None)
+    """Erase block; writes erase whole blocks [B]. None for single bytes."""
     volatile: bool = False
     """Whether it loses its content without power (PSRAM, SDRAM)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flash:
-    """Flash of the program, in which storage may lie too."""
+    """Flash of the program, which can also contain the storage."""
 
-    size_bytes: int = figure("size", "B", usual=_BYTES)
-    """All of it [B]."""
-    write_unit_bytes: int = figure("write unit", "B")
+    size_bytes: int = quantity_field("size", "B", typical_range=_BYTES)
+    """Total size [B]."""
+    write_unit_bytes: int = quantity_field("write unit", "B")
     """Write unit; every write begins at a multiple of it [B]."""
-    erase_block_bytes: int = figure("erase block", "B")
+    erase_block_bytes: int = quantity_field("erase block", "B")
     """Erase block [B]."""
-    erase_s: float = figure("erase", "s", usual=(0.0, 10.0), is_positive=False)
+    erase_s: float = quantity_field("erase", "s", typical_range=(0.0, 10.0), is_positive=False)
     """Time to erase a block [s]."""
-    write_bytes_per_s: float = figure("write rate", "B/s", usual=_RATE)
-    """Rate of programming what was erased [B/s]."""
-    power_w: float = figure("power", "W", usual=_POWER, is_positive=False)
-    """Power while it erases and programs; that of a core which waits is part of it [W]."""
-    endurance_cycles: float | None = figure("endurance", "writes", default=None)
-    """How often each block can be erased, where known."""
-    storage_bytes: int = figure("for storage", "B", default=0, is_positive=False)
-    """Limit of pages and generations of state in it [B]; 0: storage lies elsewhere."""
+    write_bytes_per_s: float = quantity_field("write rate", "B/s", typical_range=_RATE)
+    """Rate of programming erased flash [B/s]."""
+    power_w: float = quantity_field("power", "W", typical_range=_POWER, is_positive=False)
+    """Power while it erases and programs, including that of the waiting core [W]."""
+    endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
+    """Number of times each block can be erased; None if unknown."""
+    storage_bytes: int = quantity_field("for storage", "B", default=0, is_positive=False)
+    """Maximum size of pages and generations of state in it [B]; 0 if storage is elsewhere."""
 
     def write_s(self, size_bytes: int, blocks: int) -> float:
-        """Return the time to program bytes, and to erase blocks before [s]."""
+        """Return the time to erase `blocks` blocks and to program `size_bytes` [s]."""
         return blocks * self.erase_s + size_bytes / self.write_bytes_per_s
 
 
@@ -164,29 +174,33 @@ class Device:
     Raises
     ------
     DeviceError
-        With every figure that is out of range.
+        With an error for every invalid value.
     """
 
     name: str
     """Name for users."""
-    ram_bytes: int = figure("RAM", "B", usual=_BYTES)
+    ram_bytes: int = quantity_field("RAM", "B", typical_range=_BYTES)
     """RAM for tensors [B]."""
     compute: Compute
     """The core."""
     storage: Storage | None = None
-    """Auxiliary storage; None means that nothing can be paged."""
+    """Auxiliary storage; None if nothing can be paged."""
     flash: Flash | None = None
-    """Flash of the program; None means that its size is not checked."""
-    aux_bytes: int | None = figure("storage", "B", default=None, usual=_BYTES, is_positive=False)
-    """Size of the auxiliary storage [B]; None means unlimited."""
+    """Flash of the program; None if its size is not checked."""
+    aux_bytes: int | None = quantity_field(
+        "storage", "B", default=None, typical_range=_BYTES, is_positive=False
+    )
+    """Size of the auxiliary storage [B]; None for unlimited."""
     core: str = ""
-    """Processor and clock, for people."""
-    idle_power_w: float = figure("idle power", "W", default=0.0, usual=_POWER, is_positive=False)
-    """Power drawn over the whole step beside everything else [W]."""
+    """Processor and clock, for display."""
+    idle_power_w: float = quantity_field(
+        "idle power", "W", default=0.0, typical_range=_POWER, is_positive=False
+    )
+    """Power drawn during the whole step in addition to all other powers [W]."""
     source: str = ""
-    """Where each figure comes from."""
+    """Sources of the values."""
     key: str = ""
-    """The name that `load` was given: a shipped device's short name, or a path."""
+    """Argument of `load`: short name of a shipped device, or a path; empty for other devices."""
 
     def __repr__(self) -> str:
         storage = "no storage" if self.storage is None else f"{self.storage.mode} storage"
@@ -199,18 +213,18 @@ class Device:
 
     @property
     def short_name(self) -> str:
-        """Name or path that it was loaded by, else its name."""
+        """Name or path that the device was loaded by, else its name."""
         return self.key or self.name
 
     @property
     def clock_hz(self) -> float | None:
-        """The clock that it names with its core [Hz]; None where it names none."""
-        clock = _CLOCK.search(self.core)
+        """The clock stated in `core` [Hz]; None if it states none."""
+        clock = _CLOCK_PATTERN.search(self.core)
         return None if clock is None else parse_frequency(clock.group(), field="clock")
 
     @property
     def cycle_model(self) -> CycleModel | None:
-        """How instructions of exported C become time; None without a clock or a core with FPU."""
+        """Model of the time of exported C, by instructions; None without a clock or an FPU."""
         core = find_core(self.core)
         if self.clock_hz is None or core is None or not core.has_fpu:
             return None
@@ -218,12 +232,12 @@ class Device:
 
     @property
     def is_graphics_card(self) -> bool:
-        """Whether its core is that of a graphics card, by the words that name it."""
-        return _GRAPHICS.search(self.core) is not None
+        """Whether `core` names a graphics card."""
+        return _GPU_WORDS.search(self.core) is not None
 
     @property
     def has_dma(self) -> bool:
-        """Whether transfers run beside the core."""
+        """Whether transfers run in parallel with the core."""
         return self.storage is not None and self.storage.mode == StorageMode.DMA
 
     @property
@@ -238,37 +252,41 @@ class Device:
 
     @property
     def stores_in_flash(self) -> bool:
-        """Whether storage lies in the flash of the program."""
+        """Whether storage is in the flash of the program."""
         in_flash = self.flash is not None and self.flash.storage_bytes > 0
         return in_flash and self.storage is not None and not self.storage.volatile
 
     @property
     def commits_to_flash(self) -> bool:
-        """Whether generations of state lie in the program's flash: storage does, or forgets."""
+        """Whether generations of state are in the program's flash.
+
+        True if storage is there or volatile.
+        """
         return self.stores_in_flash or (self.is_volatile and self.flash is not None)
 
     @property
     def dma_line_bytes(self) -> int:
-        """Alignment of a DMA buffer, at both ends, so that no neighbour shares a cache line [B]."""
+        """Alignment of both ends of a DMA buffer, so that it shares no cache line [B]."""
         return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
 
     def steps_until_worn(
         self, writes: Iterable[tuple[int, int]], *, committed_blocks: float = 0
     ) -> float | None:
-        """Return the number of training steps that the storage endures, with ideal wear levelling.
+        """Return the number of training steps until storage wears out, with ideal wear levelling.
 
         Parameters
         ----------
         writes : iterable of (int, int)
-            Sizes [B] that a step writes, each with how often.
+            Sizes of writes [B], each with its number of writes per step.
         committed_blocks : float
-            Blocks that commits erase in a step beside these.
+            Blocks that commits erase per step, in addition to `writes`.
 
         Returns
         -------
         float or None
-            Size of the storage times its endurance over the bytes of all erase blocks that a step
-            writes; None where the device states no endurance or no size, or nothing is written.
+            Size of the storage times its endurance, divided by the bytes of all erase blocks
+            written per step; for volatile storage, the same of the flash with the commits. None if
+            the device states no endurance or size, or nothing is written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -296,7 +314,7 @@ class Device:
         Raises
         ------
         DeviceError
-            If there is no such device or file; with every fault found in the file.
+            If there is no such device or file, or the file has errors; lists every error.
         """
         key = str(name_or_path)
         document = read_device(key)
@@ -304,7 +322,7 @@ class Device:
             return _parse_device(document, key=key)
 
 
-_PARTS: Final[Mapping[str, tuple[type, str]]] = {
+_TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
     "": (Device, ""),
     "compute": (Compute, ""),
     "storage": (Storage, "storage "),
@@ -312,49 +330,49 @@ _PARTS: Final[Mapping[str, tuple[type, str]]] = {
     "storage.page_out": (Transfer, "page-out "),
     "flash": (Flash, "flash "),
 }
-"""The parts of a device by their tables in files: class, and what names of figures begin with."""
+"""Tables of device files by path: class, and prefix of the names of quantities."""
 
 
-def device_figures() -> Iterator[tuple[str, DeviceFigure]]:
-    """Yield the path of each figure of a device, such as ``storage.page_in.latency_s``, and it."""
-    for part, (kind, prefix) in _PARTS.items():
+def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
+    """Yield each quantity of a device with its path, such as ``storage.page_in.latency_s``."""
+    for part, (kind, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(kind):
-            if "figure" in entry.metadata:
-                known: DeviceFigure = entry.metadata["figure"]
+            if "quantity" in entry.metadata:
+                known: DeviceQuantity = entry.metadata["quantity"]
                 path = f"{part}.{entry.name}" if part else entry.name
                 yield path, known._replace(name=prefix + known.name)
 
 
-def _keys_of(kind: type) -> tuple[str, ...]:
-    """Return the keys that a part of a device has in files, without tables in it."""
+def _file_keys(kind: type) -> tuple[str, ...]:
+    """Return the keys of a table of device files, without subtables."""
     return tuple(
         entry.name
         for entry in fields(kind)
-        if entry.name not in {part.rpartition(".")[2] for part in _PARTS} | {"key"}
+        if entry.name not in {part.rpartition(".")[2] for part in _TABLES_BY_PATH} | {"key"}
     )
 
 
 # -- files -----------------------------------------------------------------------------------------
-_TABLES: Final = ("compute", "storage", "flash")
-_FLASH_NEEDED: Final = tuple(entry.name for entry in fields(Flash) if entry.default is MISSING)
+_TABLE_NAMES: Final = ("compute", "storage", "flash")
+_FLASH_REQUIRED: Final = tuple(entry.name for entry in fields(Flash) if entry.default is MISSING)
 
 
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
-    faults: list[str] = _unknown_keys(document, (*_keys_of(Device), *_TABLES), "")
-    compute = _table(document, "compute", "compute", _keys_of(Compute), faults)
-    figures = {name: document[name] for name in _keys_of(Device) if name in document}
-    figures |= {name: document.get(name) for name in ("name", "ram_bytes")}
+    faults: list[str] = _unknown_keys(document, (*_file_keys(Device), *_TABLE_NAMES), "")
+    compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
+    values = {name: document[name] for name in _file_keys(Device) if name in document}
+    values |= {name: document.get(name) for name in ("name", "ram_bytes")}
     flash = _parse_flash(document, faults) if "flash" in document else None
     storage = _parse_storage(document, flash, faults) if "storage" in document else None
     if flash is not None and flash.storage_bytes and not (storage and storage.volatile):
-        figures.setdefault("aux_bytes", flash.storage_bytes)
+        values.setdefault("aux_bytes", flash.storage_bytes)
     try:
         device = Device(
             compute=_parse_compute(compute),
             storage=storage,
             flash=flash,
             key=key,
-            **figures,
+            **values,
         )
     except DeviceError as error:
         raise DeviceError([*faults, *error.faults]) from None
@@ -364,37 +382,40 @@ def _parse_device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _parse_compute(table: Mapping[str, Any]) -> Compute:
-    given = {name: table[name] for name in _keys_of(Compute) if name in table}
+    given = {name: table[name] for name in _file_keys(Compute) if name in table}
     return Compute(**{"flops_per_s": None} | given)
 
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
-    table = _table(document, "flash", "flash", _keys_of(Flash), faults)
-    needed = {key: table.get(key) for key in _FLASH_NEEDED}
-    return Flash(**needed | {key: table[key] for key in _keys_of(Flash) if key in table})  # type: ignore[arg-type]
+    table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
+    needed = {key: table.get(key) for key in _FLASH_REQUIRED}
+    return Flash(**needed | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
 
 
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
-    """Return the storage; where it lies in the flash, that has its block and endurance."""
-    keys, ways = _keys_of(Storage), {}
-    storage = _table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
+    """Parse the storage; storage in flash inherits the flash's erase block and endurance."""
+    keys, transfers = _file_keys(Storage), {}
+    storage = _parse_table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
     for name in ("page_in", "page_out"):
-        way = _table(storage, name, f"storage.{name}", _keys_of(Transfer), faults)
-        ways[name] = Transfer(**{key: way.get(key) for key in _keys_of(Transfer)})  # type: ignore[arg-type]
+        transfer = _parse_table(storage, name, f"storage.{name}", _file_keys(Transfer), faults)
+        transfers[name] = Transfer(**{key: transfer.get(key) for key in _file_keys(Transfer)})  # type: ignore[arg-type]
     mode = storage.get("mode")
     known = {str(member): member for member in StorageMode}
-    figures = {key: storage[key] for key in keys if key in storage and key != "mode"}
+    values = {key: storage[key] for key in keys if key in storage and key != "mode"}
     if flash is not None and flash.storage_bytes and not storage.get("volatile"):
         for key in ("endurance_cycles", "erase_block_bytes"):
-            figures.setdefault(key, getattr(flash, key))
+            values.setdefault(key, getattr(flash, key))
     mode = known.get(mode, mode) if isinstance(mode, str) else mode
-    return Storage(mode=mode, **ways, **figures)  # type: ignore[arg-type]
+    return Storage(mode=mode, **transfers, **values)  # type: ignore[arg-type]
 
 
-def _table(
+def _parse_table(
     owner: Mapping[str, Any], key: str, where: str, known: tuple[str, ...], faults: list[str]
 ) -> dict[str, Any]:
-    """Return a table of the file; one that is missing is empty, and its keys are then missed."""
+    """Return a table of the file, adding errors for unknown keys and wrong types to `faults`.
+
+    Returns {} if the table is missing or no table.
+    """
     table = owner.get(key, {})
     if not isinstance(table, dict):
         faults.append(f"[{where}]: expected a table, got {shown(table)}")
@@ -408,9 +429,9 @@ def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) 
 
 
 # -- checks ----------------------------------------------------------------------------------------
-def figures_of(device: Device) -> Iterator[tuple[str, DeviceFigure, Any]]:
-    """Yield the key that files have for each figure of a device, the figure, and its value."""
-    for path, known in device_figures():
+def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
+    """Yield (key in files, quantity, value) for each quantity of a device; skips absent tables."""
+    for path, known in device_quantities():
         table, _, key = path.rpartition(".")
         part: Any = device
         for name in table.split(".") if table else ():
@@ -425,9 +446,9 @@ def _faults(device: Device) -> Iterator[str]:
         if not isinstance(value, str) or (key == "name" and not value):
             wanted = "a non-empty string" if key == "name" else "a string"
             yield f"{key}: expected {wanted}, got {shown(value)}"
-    for key, known, value in figures_of(device):
-        if value is not None or not known.may_lack:
-            yield from _figure_fault(key, known, value)
+    for key, known, value in quantity_values(device):
+        if value is not None or not known.is_optional:
+            yield from _quantity_fault(key, known, value)
     compute, line = device.compute, device.compute.cache_line_bytes
     if isinstance(line, int) and line & (line - 1):
         yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
@@ -449,7 +470,10 @@ def _storage_faults(storage: Storage) -> Iterator[str]:
 
 
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
-    """Yield which figures of the flash contradict others; only where each is in its own range."""
+    """Yield an error for each contradiction between values of the flash.
+
+    Requires each value to be valid by itself; yields nothing otherwise.
+    """
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:
         return
@@ -463,24 +487,26 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
             f"[flash] storage_bytes: expected at most size_bytes, got {flash.storage_bytes} of "
             f"{flash.size_bytes}"
         )
-    most = device.aux_bytes
-    if device.stores_in_flash and not (isinstance(most, int) and most <= flash.storage_bytes):
+    limit_bytes = device.aux_bytes
+    if device.stores_in_flash and not (
+        isinstance(limit_bytes, int) and limit_bytes <= flash.storage_bytes
+    ):
         yield (
             f"aux_bytes: expected at most storage_bytes of [flash], where the storage lies, got "
-            f"{shown(most)} and {flash.storage_bytes}"
+            f"{shown(limit_bytes)} and {flash.storage_bytes}"
         )
 
 
-def _figure_fault(key: str, known: DeviceFigure, value: Any) -> Iterator[str]:
-    """Yield what is wrong with a figure."""
+def _quantity_fault(key: str, known: DeviceQuantity, value: Any) -> Iterator[str]:
+    """Yield an error if the value of a quantity is out of range or of the wrong type."""
     if known.unit == "B":
-        least = int(known.is_positive)
-        wanted = f"a whole number of bytes from {least} to 2^53"
-        good = isinstance(value, int) and least <= value <= MAX_BYTES
+        minimum = int(known.is_positive)
+        wanted = f"a whole number of bytes from {minimum} to 2^53"
+        is_valid = isinstance(value, int) and minimum <= value <= MAX_BYTES
     else:
         wanted = f"a finite number {'>' if known.is_positive else '>='} 0"
-        # Compared, not asked for isfinite, which no integer beyond the floats survives.
-        good = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
-        good = good and (value > 0 or not known.is_positive)
-    if not good or isinstance(value, bool):
+        # math.isfinite overflows for integers beyond the range of floats.
+        is_valid = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+        is_valid = is_valid and (value > 0 or not known.is_positive)
+    if not is_valid or isinstance(value, bool):
         yield f"{key}: expected {wanted}, got {shown(value)}"

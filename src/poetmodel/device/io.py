@@ -1,6 +1,6 @@
-"""Files of devices, ``*.toml``: those that are shipped, and where to find others.
+"""Device files, ``*.toml``: find and read shipped and other devices.
 
-`poetmodel.device.hardware` parses them.
+`poetmodel.device.hardware` parses their content.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def device_names() -> tuple[str, ...]:
 
 
 def read_device(key: str) -> dict[str, Any]:
-    """Return the document of a shipped device, by its short name, or of a file, by its path.
+    """Return the content of the file of a shipped device (short name) or at a path.
 
     Raises
     ------
     DeviceError
-        If there is no such device or file, or the file is no TOML.
+        If there is no such device or file, or the file is not TOML.
     """
     names = device_names()
     if key in names:

@@ -1,9 +1,8 @@
-"""Files of measured costs, ``*.csv``.
+"""Profiles: ``*.csv`` files of measured costs, one row per node or tensor.
 
-A profile holds measured costs, one row per node or tensor. The columns are ``name``, the two of one
-computation (``compute_time_s``, ``compute_energy_j``) and the four of paging (``page_in_time_s`` to
-``page_out_energy_j``), in any order. A row gives the compute cells, the page cells, or both; the
-other cells are empty.
+The columns are ``name``, two for a computation (``compute_time_s``, ``compute_energy_j``) and four
+for paging (``page_in_time_s`` to ``page_out_energy_j``), in any order. A row has the compute cells,
+the page cells, or both; the other cells are empty.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class ProfileContent(NamedTuple):
     """The costs in a profile, by name."""
 
     compute: dict[str, Cost]
-    """One computation of each node."""
+    """Cost of one computation of each node."""
     pages: dict[str, PageCost]
-    """Transfers of each tensor."""
+    """Cost of transfers of each tensor."""
 
 
 def read_profile(path: str | Path) -> ProfileContent:
@@ -50,11 +49,11 @@ def read_profile(path: str | Path) -> ProfileContent:
     Raises
     ------
     CostError
-        If the file cannot be read; with every fault found in it, each with its line.
+        If the file cannot be read or has errors; lists each error with its line.
     """
     with raised_as(CostError):
         text = read_text(path)
-    reader = _ProfileReader(text)
+    reader = _ProfileParser(text)
     if reader.faults:
         raise CostError(f"{path}: {fault}" for fault in reader.faults)
     return ProfileContent(reader.compute, reader.pages)
@@ -63,36 +62,36 @@ def read_profile(path: str | Path) -> ProfileContent:
 def write_profile(
     path: str | Path, compute: Mapping[str, Cost], pages: Mapping[str, PageCost]
 ) -> None:
-    """Write a profile; `read_profile` returns the same costs."""
+    """Write a profile that `read_profile` restores."""
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*compute, *pages)):
         cost, page = compute.get(name), pages.get(name)
-        cells = [_quoted(name)]
-        cells += _cells(cost) if cost else [""] * len(COMPUTE_COLUMNS)
-        cells += _cells(page.page_in, page.page_out) if page else [""] * len(PAGE_COLUMNS)
+        cells = [_quote(name)]
+        cells += _format_cells(cost) if cost else [""] * len(COMPUTE_COLUMNS)
+        cells += _format_cells(page.page_in, page.page_out) if page else [""] * len(PAGE_COLUMNS)
         lines.append(",".join(cells))
     write_text(path, "\n".join(lines) + "\n")
 
 
-def _cells(*costs: Cost) -> list[str]:
+def _format_cells(*costs: Cost) -> list[str]:
     return [repr(float(value)) for cost in costs for value in (cost.time_s, cost.energy_j)]
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     if not _NEEDS_QUOTES.search(name):
         return name
     return '"' + name.replace('"', '""') + '"'
 
 
-class _ProfileReader:
-    """Parses a profile: `compute` and `pages` by name, and every fault with its line."""
+class _ProfileParser:
+    """Parses a profile to `compute` and `pages` by name, and `faults`, errors with their lines."""
 
     def __init__(self, text: str) -> None:
         self.compute: dict[str, Cost] = {}
         self.pages: dict[str, PageCost] = {}
         self.faults: list[str] = []
         self._line_of: dict[str, int] = {}
-        rows = self._rows(text)
+        rows = self._read_rows(text)
         header = next(rows, None)
         if header is None:
             if not self.faults:
@@ -103,12 +102,12 @@ class _ProfileReader:
         if self.faults:
             return
         for line, cells in rows:
-            self._row(line, cells, columns)
+            self._parse_row(line, cells, columns)
         if not self._line_of and not self.faults:
             self.faults.append("expected a row for every node, got no rows")
 
-    def _rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield each row that is not blank with the line it begins on."""
+    def _read_rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield (first line, cells) for each row that is not blank; invalid CSV ends in a fault."""
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         line = 1
         try:
@@ -119,7 +118,7 @@ class _ProfileReader:
         except csv.Error as error:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
-    def _row(self, line: int, cells: list[str], columns: list[str]) -> None:
+    def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return
@@ -134,8 +133,8 @@ class _ProfileReader:
             )
         else:
             self._line_of[name] = line
-        computing = self._values(row, COMPUTE_COLUMNS, where)
-        paging = self._values(row, PAGE_COLUMNS, where)
+        computing = self._parse_cells(row, COMPUTE_COLUMNS, where)
+        paging = self._parse_cells(row, PAGE_COLUMNS, where)
         if name and not any(row[column].strip() for column in columns if column != "name"):
             self.faults.append(
                 f"{where}: expected {COMPUTE_COLUMNS[0]} and {COMPUTE_COLUMNS[1]}, or the four "
@@ -146,8 +145,13 @@ class _ProfileReader:
         if paging:
             self.pages[name] = PageCost(Cost(*paging[:2]), Cost(*paging[2:]))
 
-    def _values(self, row: dict[str, str], columns: tuple[str, ...], where: str) -> list[float]:
-        """Return the figures of cells that belong together; none where all of them are empty."""
+    def _parse_cells(
+        self, row: dict[str, str], columns: tuple[str, ...], where: str
+    ) -> list[float]:
+        """Return the numbers in a group of cells; [] if all are empty or one is invalid.
+
+        Adds a fault for invalid numbers and for partly empty groups.
+        """
         given = [column for column in columns if row[column].strip()]
         empty = [column for column in columns if column not in given]
         if given and empty:

@@ -1,10 +1,10 @@
-"""Doubtful figures of devices: powers that contradict each other, likely wrong units."""
+"""Warnings about implausible devices: contradictory powers, rates, and probably wrong units."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.device.hardware import UNITS_MEANT, figures_of
+from poetmodel.device.hardware import UNIT_NAMES, quantity_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,21 +12,20 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Device
 
 MAX_POWER_RATIO: Final = 2.0
-"""How far the power stated and the power implied by two rates may lie apart."""
+"""Maximum ratio between the stated power and the power implied by two rates."""
 
 
 def sanity_warnings(device: Device) -> tuple[str, ...]:
-    """Return the doubtful values of a device, each a sentence with its figures.
+    """Return a warning for each implausible value of a device.
 
-    Three things are looked at: whether the power stated and the one implied
-    (``flops_per_s / flops_per_j``) differ by more than a factor of 2; whether storage is faster
-    than RAM, where the RAM bandwidth is given; whether a figure is so small or large that it was
-    probably given in another unit.
+    Checks three conditions: the stated power and the implied one (``flops_per_s / flops_per_j``)
+    differ by at most a factor of 2; storage is no faster than RAM, if the RAM bandwidth is stated;
+    each quantity is in its typical range, outside which its unit is probably wrong.
     """
-    return (*_power(device), *_rates(device), *_units(device))
+    return (*_power_warnings(device), *_rate_warnings(device), *_unit_warnings(device))
 
 
-def _power(device: Device) -> Iterator[str]:
+def _power_warnings(device: Device) -> Iterator[str]:
     compute = device.compute
     if compute.flops_per_j is None or compute.power_w is None:
         return
@@ -40,7 +39,7 @@ def _power(device: Device) -> Iterator[str]:
         )
 
 
-def _rates(device: Device) -> Iterator[str]:
+def _rate_warnings(device: Device) -> Iterator[str]:
     if device.storage is None or device.compute.bytes_per_s is None:
         return
     for key in ("page_in", "page_out"):
@@ -52,12 +51,12 @@ def _rates(device: Device) -> Iterator[str]:
             )
 
 
-def _units(device: Device) -> Iterator[str]:
-    """Yield where a figure lies outside; zero and a figure that is not given never do."""
-    for key, known, value in figures_of(device):
-        if value and known.usual is not None:
-            low, high = known.usual
+def _unit_warnings(device: Device) -> Iterator[str]:
+    """Yield a warning for each quantity outside its typical range; skips 0 and None."""
+    for key, quantity, value in quantity_values(device):
+        if value and quantity.typical_range is not None:
+            low, high = quantity.typical_range
             if not low <= value <= high:
                 side = f"under {low:g}" if value < low else f"over {high:g}"
-                amount, meant = f"{value:g} {known.unit}", UNITS_MEANT[known.unit]
+                amount, meant = f"{value:g} {quantity.unit}", UNIT_NAMES[quantity.unit]
                 yield f"{key} is {amount}, {side}: is it given in {meant}?"

@@ -19,7 +19,7 @@ from poetmodel.explore.tasks import (
 from poetmodel.graph import Phase
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
-from poetmodel.problem.infeasibility import obstacles
+from poetmodel.problem.infeasibility import infeasibility_reasons
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.charts import address_chart, gauge_chart, map_chart
 from poetmodel.report.facts import commands, decision_rows, facts
@@ -101,14 +101,14 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
     if not verdict.valid:  # the page shows only verified schedules
         raise VerificationError(verdict.violations)
     objective = problem.objective
-    bound = min(proof["bound"], objective.overhead(verdict.simulation))
+    bound = min(proof["bound"], objective.overhead_of(verdict.simulation))
     result = SolveResult(
         problem=problem,
         status=Status(proof["status"]),
         termination=Termination(proof["termination"]),
         schedule=schedule,
         simulation=verdict.simulation,
-        objective_bound=min(objective.baseline + bound, objective.measured(verdict.simulation)),
+        objective_bound=min(objective.baseline + bound, objective.value_of(verdict.simulation)),
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         formulation="lazy",
         backend=search["backend"],
@@ -201,7 +201,7 @@ def why(job: dict[str, Any], context: JobContext) -> Frame:
         if i not in excluded
     ]
     needs = min_ram.bytes + problem.resident_bytes
-    reasons = list(obstacles(problem))
+    reasons = list(infeasibility_reasons(problem))
     return Frame(
         values={
             "text": "; ".join(reasons) or _no_obstacle_text(problem, needs),

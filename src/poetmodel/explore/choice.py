@@ -14,7 +14,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, shown
 from poetmodel.graph.catalogue import (
-    OWN_SHAPE,
+    DEFAULT_SHAPE,
     InputShape,
     Variant,
     load_file,
@@ -75,7 +75,7 @@ class Source:
     graph: Graph
     name: str
     """Name of a built-in network, or path of a file."""
-    shape: InputShape = OWN_SHAPE
+    shape: InputShape = DEFAULT_SHAPE
     step: LoweredStep | None = None
     """Captured step, if the file is a step file."""
 
@@ -128,7 +128,7 @@ class Catalogue:
             from poetmodel.lowered.io import load_step
             from poetmodel.tiling.choice import in_tiles
 
-            if shape.given.keys() - {"tile"}:
+            if shape.overrides.keys() - {"tile"}:
                 raise InputError(f"{name}: a step file has fixed sizes and state; leave these out")
             path = self.steps[name]
             step = in_tiles(load_step(path), choice.tile)

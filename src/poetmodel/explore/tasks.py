@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
-from poetmodel.device.room import find_whole_step
+from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.planner import verify
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
 from poetmodel.solver.facade import solve as solve_problem
@@ -104,7 +104,7 @@ def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
 
 def unpack_schedule(body: bytes) -> Schedule:
     """Return the schedule that `pack_schedule` packed."""
-    return Schedule.of_entries(json.loads(zlib.decompress(body)), None)
+    return Schedule.from_entries(json.loads(zlib.decompress(body)), None)
 
 
 # -- problems ----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def to_gzipped_json(values: Any) -> bytes:
 def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
     """Return the metrics of a verified schedule that a point shows."""
     return {
-        "value": problem.objective.overhead(simulation),
+        "value": problem.objective.overhead_of(simulation),
         "energy_j": simulation.energy_j,
         "overhead_j": simulation.overhead_j,
         "peak_ram_bytes": simulation.peak_ram_bytes,
@@ -171,7 +171,7 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 def begin(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: find a first schedule quickly; return it, or the limit that excludes all schedules."""
     problem = read_problem(job, context)
-    reason = obstacle(problem)
+    reason = infeasibility_reason(problem)
     if reason is not None:
         return Frame(values={"obstacle": reason})
     best: tuple[Schedule, Simulation] | None = None
@@ -254,7 +254,7 @@ def solve(job: dict[str, Any], context: JobContext) -> Frame:
     status = result.status
     bound = watch.known
     if result.simulation is not None:
-        measured = problem.objective.overhead(result.simulation)
+        measured = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
         bound = min(bound, measured)
         if is_closed(problem, measured, bound, search["gap"]):

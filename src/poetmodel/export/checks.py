@@ -9,14 +9,14 @@ import numpy as np
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
-from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
+from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared
 from poetmodel.export.replay import check_samples
 from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Quantity
-from poetmodel.problem.infeasibility import unit_remark
+from poetmodel.problem.infeasibility import missing_unit_hint
 from poetmodel.problem.parse import check_limits
 from poetmodel.solver.request import Request
 from poetmodel.tiling.choice import parse_tile
@@ -93,7 +93,7 @@ def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: De
     beside = stack_bytes(stack, commit=False) + RUNTIME_BYTES
     if ram_bytes <= beside:
         has_unit = not str(budget.stated).isdigit() or not ram_bytes
-        remark = "" if has_unit else unit_remark(ram_bytes, board.ram_bytes)
+        remark = "" if has_unit else missing_unit_hint(ram_bytes, board.ram_bytes)
         raise BudgetError(
             f"ram: {format_bytes(ram_bytes)} less {format_bytes(beside)} for stack and runtime "
             "leave 0 B for inputs and tensors; give more, up to the "
@@ -113,8 +113,8 @@ def _check_commit(board: Device) -> None:
                 "state"
             )
         return
-    unit_bytes = GenerationLayout.on(board).write_unit_bytes
-    if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
+    unit_bytes = GenerationLayout.for_device(board).write_unit_bytes
+    if board.is_memory_mapped and unit_bytes > MIN_WRITE_UNIT_BYTES:
         raise InputError(
             f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
             "of state that is read in place write a few numbers at a time; choose a device whose "
@@ -167,7 +167,7 @@ def ram_refusal(
     if whole <= have:
         more = "" if paging else "without paging "
         advice.insert(0, f"{more}give at least {whole:,} B")
-        remark = unit_remark(ram_bytes, whole)
+        remark = missing_unit_hint(ram_bytes, whole)
         known = ""
     else:
         remark = ""

@@ -13,7 +13,7 @@ from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
 from poetmodel.lowered.kernels import changed
 from poetmodel.plan import Op
-from poetmodel.plan.alignment import aligned
+from poetmodel.plan.alignment import round_up
 from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
@@ -219,7 +219,7 @@ class Deployment:
     @property
     def layout(self) -> GenerationLayout:
         """How generations are written, on storage or in flash."""
-        return GenerationLayout.on(self.device, checksums=self.checksum)
+        return GenerationLayout.for_device(self.device, checksums=self.checksum)
 
     @property
     def page_layout(self) -> GenerationLayout:
@@ -231,7 +231,7 @@ class Deployment:
     @property
     def _paged_bytes(self) -> int:
         block = self.page_layout.erase_block_bytes
-        return sum(aligned(size, block) for size in self.page_bytes)
+        return sum(round_up(size, block) for size in self.page_bytes)
 
     @property
     def generations(self) -> int:
@@ -253,7 +253,7 @@ class Deployment:
     def generations_in_block(self) -> int:
         """How many generations share an erase block, where a commit wears one; else 1."""
         worn = self.generation and self._endurance_cycles is not None
-        return self.layout.in_one_block(self.generation_bytes) if worn else 1
+        return self.layout.generations_per_block(self.generation_bytes) if worn else 1
 
     @property
     def _generations_apart(self) -> int:
@@ -365,7 +365,8 @@ class Deployment:
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
         resident = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(
-            (aligned(entry.offset + sizes[entry.index], alignment) for entry in resident), default=0
+            (round_up(entry.offset + sizes[entry.index], alignment) for entry in resident),
+            default=0,
         )
 
     @property
@@ -436,7 +437,7 @@ def gradient_slot(value: NamedTensor) -> str:
 def input_bytes(step: LoweredStep) -> int:
     """Return the size of a batch, which is in RAM for all of a step [B]."""
     sizes = (step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
-    return sum(aligned(size, WORD_BYTES) for size in sizes)
+    return sum(round_up(size, WORD_BYTES) for size in sizes)
 
 
 def output_bytes(step: LoweredStep) -> int:

@@ -305,7 +305,7 @@ class ProgramSource:
         refs = changed(call)
         written = {ref.buffer for ref in refs} & replaced
         if not written & self._mapped:
-            yield from self._summed_again(calls[:place], call, replaced)
+            yield from self._call_in_ram(calls[:place], call, replaced)
         elif any(ref.offset and ref.buffer in written & self._mapped for ref in refs):
             raise InputError(
                 f"{node}: its state is a part of a larger tensor, which memory-mapped storage "
@@ -323,30 +323,33 @@ class ProgramSource:
         else:
             yield from self._piecewise((call,), written & self._mapped)
 
-    def _summed_again(
+    def _call_in_ram(
         self, before: Sequence[Call], call: Call, replaced: AbstractSet[str | None]
     ) -> Iterator[str]:
-        """Yield a call that writes to no mapped state.
+        """Yield the lines of a call that writes to no mapped state.
 
-        Where it copies a sum of gradients that another call has changed, and that a commit has
-        written as it is after the node, the copy is of the old one, and is changed like it. Where
-        it updates state in RAM by such a sum, it reads pieces of the sum, computed again.
+        `before` are the earlier calls of its node. If they change a sum of gradients on mapped
+        storage, a commit writes the new sum only after the node: an update of state in RAM reads
+        pieces of the sum, which are computed again, and a copy of the sum is changed itself.
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
         adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
         if not (self.deployment.rotating and adding and self._written.intersection(sums)):
             yield self._line(call)
-            return
-        if not call.kernel.startswith("pm_copy"):
+        elif call.kernel.startswith("pm_copy"):
+            (add,) = adding
+            yield from self._copy_of_new_sum(call, add, sums)
+        else:
             yield from self._piecewise((*adding, call), set())
-            return
-        (to, old), (add,) = call_refs(call), adding
-        (_, gradient), count = call_refs(add), add.arguments[-1]
+
+    def _copy_of_new_sum(self, copy: Call, add: Call, sums: Sequence[str]) -> Iterator[str]:
+        """Yield a copy of an old sum of gradients, and the call that adds the gradient to it."""
+        (to, old), (_, gradient), count = call_refs(copy), call_refs(add), add.arguments[-1]
         self._written.difference_update(sums)
         if gradient.buffer != WORKSPACE:
-            yield self._line(call)
+            yield self._line(copy)
             old = gradient
-        yield self._line(replace(call, kernel=add.kernel, arguments=(to, old, count)))
+        yield self._line(replace(copy, kernel=add.kernel, arguments=(to, old, count)))
         self._written.update(sums)
 
     def _heading(self, k: int) -> Iterator[str]:

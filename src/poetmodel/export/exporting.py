@@ -34,7 +34,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights, reading_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
-from poetmodel.plan.alignment import aligned_graph, alignment_on
+from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
@@ -365,7 +365,7 @@ def _sample_storage(
             f"replay: the storage of {device.name} forgets without power, and stored samples with "
             "it; commit to its flash too, where samples lie then"
         )
-    return replay_of(step, samples, GenerationLayout.on(device))
+    return replay_of(step, samples, GenerationLayout.for_device(device))
 
 
 def _migration_source(
@@ -465,7 +465,7 @@ def _fitted(
     result, plan, arena = fit_arena(
         problem,
         mode=mode,
-        alignment=alignment_on(device),
+        alignment=device_alignment(device),
         time_limit=limit_s,
         gap=clock.gap,
         on_progress=clock.on_progress,
@@ -498,7 +498,7 @@ def _forward_pass(
     tensors, homes = deployment.step.graph, deployment.plan.resident or ()
     stored = {tensors.tensors[i].name for i in tensors.state_tensors if i not in homes}
     step = reading_state(captured, () if mapped else stored)
-    least = floor(aligned_graph(step.graph, alignment_on(device))).bytes
+    least = floor(align_sizes(step.graph, device_alignment(device))).bytes
     room = problem.usable_ram_bytes - resident
     if room < least:
         missing = least - room
@@ -543,7 +543,7 @@ def _check_storage(
         what = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
     if commit or not device.is_volatile:
-        blocks = f" in blocks of {GenerationLayout.on(device).erase_block_bytes:,} B"
+        blocks = f" in blocks of {GenerationLayout.for_device(device).erase_block_bytes:,} B"
     raise BudgetError(
         f"{'storage' if flash is None else 'flash'}: {what} {stored_bytes:,} B{blocks}, and device "
         f"{device.name} has {room:,} B; {advice}"
@@ -570,7 +570,7 @@ def _ram_bytes(
     budget = Budget.parse(ram)
     room = budget.tensor_bytes(checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved)
     if budget.keeps_all:
-        aligned = aligned_graph(step.graph, alignment_on(device))
+        aligned = align_sizes(step.graph, device_alignment(device))
         room = max(room, checkpoint_all_peak_bytes(aligned))
     return room + reserved
 

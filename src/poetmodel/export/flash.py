@@ -19,7 +19,7 @@ from poetmodel.errors import FlashError
 from poetmodel.export.deployment import NEARLY_FULL
 from poetmodel.graph import Phase
 from poetmodel.plan import Arena, Instruction, Op, Plan
-from poetmodel.plan.arena import Placed
+from poetmodel.plan.arena import CopyOffset
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
@@ -79,7 +79,7 @@ def smallest(step: LoweredStep) -> tuple[Plan, Arena]:
         held.append((k, Content.WORKSPACE, k))
     program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
     plan = Plan(program=program, mode=StorageMode.BLOCKING, resident=graph.state_tensors)
-    placed = tuple(Placed(*content, 0) for content in held)
+    placed = tuple(CopyOffset(*content, 0) for content in held)
     return plan, Arena(bytes=0, lower_bound_bytes=0, offsets=placed)
 
 

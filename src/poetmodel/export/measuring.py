@@ -18,7 +18,7 @@ import numpy as np
 
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
-from poetmodel.device.cores import CycleModel, core_of_target, find_core
+from poetmodel.device.cores import CycleModel, core_for_target, find_core
 from poetmodel.device.cost import Cost
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, run
@@ -127,7 +127,7 @@ def emulated_board(
     known = find_core(board.core)
     target = Target(core or (Target.M4 if known is None else known.emulated_as))
     if core is not None and (known is None or known.emulated_as != core):
-        known = core_of_target(core)
+        known = core_for_target(core)
     model = CycleModel(known, hertz, board.compute.memory_factor, instructions_per_cycle)
     return board, target, model, power_w
 

@@ -65,7 +65,7 @@ def _storage_words(deployment: Deployment) -> Words:
         "STORAGE": deployment.uses_storage,
         "SAMPLE_SIZE": f"{0 if deployment.replay is None else deployment.replay.sample_bytes:,}",
         "MAPPED": deployment.plan.memory_mapped,
-        "IN_MEMORY": deployment.plan.memory_mapped or deployment.saves,
+        "IN_MEMORY": deployment.saves or (deployment.plan.memory_mapped and not deployment.commit),
         "SPI": deployment.uses_storage and not in_place,
         "COMMIT": deployment.commit,
         "COMMIT_EVERY": deployment.commit_every,

@@ -28,7 +28,7 @@ MAX_SAMPLES: Final = 65_535
 """How many samples a step keeps at most: their groups have numbers of 16 bits."""
 HEADER_BYTES: Final = 32
 """Size of what a group begins with [B]: ``src/pm_replay.c``."""
-SUM_BYTES: Final = 4
+CHECKSUM_BYTES: Final = 4
 """Size of a sample's checksum [B]."""
 CHUNK_BYTES: Final = 64
 """What a group is written in, unless the storage has larger write units [B]."""
@@ -59,7 +59,7 @@ class Replay:
     @property
     def sample_bytes(self) -> int:
         """Storage of a sample in its group, its checksum included [B]."""
-        return sum(-(-size // 4) * 4 for size in self.part_bytes) + SUM_BYTES
+        return sum(-(-size // 4) * 4 for size in self.part_bytes) + CHECKSUM_BYTES
 
     @property
     def chunk_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Training graphs: structure, files, memory queries, and the zoo."""
+"""Training graphs: structure, files, memory bounds, and built-in networks."""
 
 from poetmodel.graph.memory import (
     Floor,

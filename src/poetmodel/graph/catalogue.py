@@ -1,4 +1,4 @@
-"""The shipped models: their names, what they are, and how they are read."""
+"""Built-in networks and the published graphs: names, descriptions, and how to load them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
 
 SUFFIX: Final = ".graph.json"
-"""Ending of a graph file's name."""
+"""Suffix of graph files."""
 
 _DESCRIPTIONS: Final[Mapping[str, str]] = {
     "mlp": "LeNet-300-100 on 28 x 28 images",
@@ -47,92 +47,98 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {
 }
 
 _PUBLISHED: Final = "paper/"
-"""Prefixes of the published graphs' names; those have fixed sizes."""
+"""Prefix of the names of published graphs, whose sizes are fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShape:
-    """Input of one training step; None leaves a network's own size."""
+    """Sizes of the input of a training step; None leaves the network's default."""
 
     batch: int | None = None
-    """Samples."""
+    """Samples per step."""
     image: int | None = None
     """Side of a square image [pixels]."""
     sequence: int | None = None
-    """Tokens of a sample."""
+    """Tokens per sample."""
 
     @property
-    def given(self) -> dict[str, int | str]:
-        """Settings that are not the network's own, by name."""
-        return {name: value for name, value in asdict(self).items() if value not in _NOT_GIVEN}
+    def overrides(self) -> dict[str, int | str]:
+        """Settings that differ from the network's defaults, by field name."""
+        return {name: value for name, value in asdict(self).items() if value not in _UNSET}
 
     def label(self, model: str) -> str:
-        """Return the name of such a network in tables: ``mlp, batch 8``."""
-        said = (
+        """Format the network's name and its overrides for tables: ``mlp, batch 8``."""
+        settings = (
             name.replace("_", " ") if value is True else f"{name} {value}"
-            for name, value in self.given.items()
+            for name, value in self.overrides.items()
         )
-        return ", ".join((model, *said))
+        return ", ".join((model, *settings))
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of the command line that state it."""
+        """The overrides as command-line arguments, such as ``("--batch", "8")``."""
         return tuple(
             word
-            for name, value in self.given.items()
+            for name, value in self.overrides.items()
             for word in (f"--{name.replace('_', '-')}", *(() if value is True else (f"{value}",)))
         )
 
 
-_NOT_GIVEN: Final = (None, False)
+_UNSET: Final = (None, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant(InputShape):
-    """How the graph of a step is made: what it takes in, and what of its state is inside."""
+    """Settings of the graph of a step: input sizes, state in the graph, tiles, trained weights."""
 
     state: str | None = None
-    """The optimizer whose state is in the graph, or ``frozen``; None leaves it outside."""
+    """Optimizer whose state is in the graph, or ``frozen``; None for a graph without state."""
     in_place: bool = False
-    """Whether the operators that may write over an input are marked."""
+    """Whether operators that can overwrite an input are marked."""
     tile: str | None = None
-    """Largest piece of a weight, as ``--tile`` takes it."""
+    """Maximum size of a tile of a weight, as ``--tile`` accepts it."""
     train: str | None = None
-    """Trained parts, as ``--train`` takes them."""
+    """Weights to train, as ``--train`` accepts them."""
 
 
 _ARGUMENTS: Final = {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
-"""Parameters of the zoo's functions for the sizes of an `InputShape`."""
-OWN_SHAPE: Final = InputShape()
-"""The sizes that networks have by themselves."""
+"""Parameter names of the zoo's functions, by field of `InputShape`."""
+DEFAULT_SHAPE: Final = InputShape()
+"""The default input sizes of every network."""
 
-USUAL_BATCHES: Final = (*range(2, 33), 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""Batch sizes with which a model is looked for, where only its fingerprint is known."""
+_COMMON_BATCH_SIZES: Final = (*range(2, 33), 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+"""Batch sizes that `find_model_by_hash` tries."""
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of all shipped models, the zoo's first, then ``paper/...``."""
+    """Return the names of all built-in networks, then of all published graphs (``paper/...``)."""
     return tuple(_DESCRIPTIONS)
 
 
 def describe_model(name: str) -> str:
-    """Return the description of a shipped model, in one line."""
+    """Return the one-line description of a built-in network or published graph."""
     check_model_name(name)
     return _DESCRIPTIONS[name]
 
 
-def load_model(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Read a shipped model from ``graphs/``, or make one of the zoo with other sizes."""
+def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
+    """Load a built-in network or published graph from ``graphs/``.
+
+    A built-in network with other settings than its defaults is generated.
+    """
     from poetmodel.graph.structure import Graph
 
     check_model_name(name)
-    if shape.given:
-        return _make(name, shape)
+    if shape.overrides:
+        return _build_zoo_model(name, shape)
     return Graph.load(model_path(shipped("graphs"), name))
 
 
-def read_model_or_file(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Return the shipped model of this name and shape, else the graph in the file of this name."""
+def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
+    """Load the built-in network of this name, or else the graph file at this path.
+
+    `name` is a path if it contains a separator, ends in ``.json`` or names an existing file.
+    """
     separated = os.sep in name and not name.startswith(_PUBLISHED)
     is_file = separated or name.endswith(".json") or Path(name).exists()
     if name not in _DESCRIPTIONS and is_file:
@@ -140,11 +146,14 @@ def read_model_or_file(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
     return load_model(name, shape)
 
 
-def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Read a graph file, which has no other sizes than its own."""
+def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
+    """Load a graph file, which has fixed sizes.
+
+    Raises `InputError` if `shape` has overrides.
+    """
     from poetmodel.graph.structure import Graph
 
-    if shape.given:
+    if shape.overrides:
         raise InputError(
             f"{path}, {' '.join(shape.options)}: a graph file has fixed sizes; leave the option "
             "out, or give a built-in network"
@@ -152,28 +161,36 @@ def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
     return Graph.load(path)
 
 
-def _make(name: str, shape: InputShape) -> Graph:
-    """Make a model of the zoo with sizes of its input."""
-    said = f"model {name!r}, {shlex.join(shape.options)}"
+def _build_zoo_model(name: str, shape: InputShape) -> Graph:
+    """Generate the graph of a built-in network with the settings of `shape`.
+
+    Raises `GraphError` for a published graph, for settings that the network does not have, and for
+    values that it refuses.
+    """
+    subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
-        raise GraphError(f"{said}: the published graphs have fixed sizes; leave the option out")
+        raise GraphError(f"{subject}: the published graphs have fixed sizes; leave the option out")
     from poetmodel.graph.zoo import MODELS
 
     make = MODELS[name]
-    known = signature(make).parameters
-    taken = [key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in known]
-    if shape.given.keys() & _ARGUMENTS.keys() - set(taken):
+    parameters = signature(make).parameters
+    accepted = [
+        key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in parameters
+    ]
+    if shape.overrides.keys() & _ARGUMENTS.keys() - set(accepted):
         raise GraphError(
-            f"{said}: this network takes {' and '.join(f'--{key}' for key in taken)} alone"
+            f"{subject}: this network only accepts {' and '.join(f'--{key}' for key in accepted)}"
         )
     try:
-        return make(**{_ARGUMENTS.get(key, key): value for key, value in shape.given.items()})
+        return make(**{_ARGUMENTS.get(key, key): value for key, value in shape.overrides.items()})
     except InputError as error:
-        raise GraphError(f"{said}: {_as_options(fault)}" for fault in error.faults) from None
+        raise GraphError(
+            f"{subject}: {_with_option_names(fault)}" for fault in error.faults
+        ) from None
 
 
-def _as_options(fault: str) -> str:
-    """Return a fault of a function of the zoo with the names of options for its arguments."""
+def _with_option_names(fault: str) -> str:
+    """Replace argument names of a zoo function in an error message by command-line options."""
     subject, colon, rest = fault.partition(": ")
     if subject in Variant.__dataclass_fields__:
         fault = f"--{subject.replace('_', '-')}{colon}{rest}"
@@ -182,19 +199,19 @@ def _as_options(fault: str) -> str:
     return fault
 
 
-def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
-    """Return the shipped model that has this fingerprint.
+def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
+    """Return the variant of network `name` whose graph has this SHA-256, with its settings.
 
-    Its sizes are its own, or the batch is a usual one, or its state is in the graph, whole and all
-    of it trained.
+    Tries the default sizes, common batch sizes, and every optimizer's state in the graph, untiled
+    and fully trained. Returns None if no variant matches or no network has this name.
     """
     if name not in _DESCRIPTIONS:
         return None
-    shapes = [OWN_SHAPE]
+    shapes = [DEFAULT_SHAPE]
     if not name.startswith(_PUBLISHED):
         from poetmodel.graph.zoo.state import STATES
 
-        shapes += [InputShape(batch=batch) for batch in USUAL_BATCHES]
+        shapes += [InputShape(batch=batch) for batch in _COMMON_BATCH_SIZES]
         shapes += [
             Variant(state=state, in_place=in_place)
             for state in (*STATES, None)
@@ -209,17 +226,17 @@ def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
 
 
 def model_path(folder: Path, name: str) -> Path:
-    """Return the path of a model's graph file in a folder of shipped graphs."""
+    """Return the path of a network's graph file in a folder of graph files."""
     return folder / f"{name}{SUFFIX}"
 
 
 def check_model_name(name: str) -> None:
-    """Raise unless a shipped model has this name; the error names those that are close.
+    """Raise if no built-in network or published graph has this name.
 
     Raises
     ------
     GraphError
-        If there is no such model.
+        If there is no such network; the message suggests similar names.
     """
     if name in _DESCRIPTIONS:
         return

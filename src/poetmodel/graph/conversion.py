@@ -1,10 +1,10 @@
-"""Graphs to and from `networkx.DiGraph`, without loss.
+"""Conversion of graphs to and from `networkx.DiGraph`, without loss.
 
-In the digraph a node is keyed by its name and carries, as attributes, the keys it has in a graph
-file (``op``, ``phase``, ``inputs``, ``output_bytes`` or ``outputs``, ``flops``, ...) and ``index``,
-its place in the execution order. An edge leads from the node that makes a tensor to a node that
-reads it and carries ``tensors``, their names: two nodes have one edge, however many tensors they
-share. The graph's own attributes (``name``, ``batch_size``, ...) are those of the digraph.
+The key of a node is its name. Its attributes are its keys in a graph file (``op``, ``phase``,
+``inputs``, ``output_bytes`` or ``outputs``, ``flops``, ...) and ``index``, its position in
+execution order. An edge points from the node that makes tensors to a node that reads them. Its
+``tensors`` are their names: two nodes have one edge for all tensors between them. The digraph's own
+attributes are those of the graph (``name``, ``batch_size``, ...).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from poetmodel.graph.node import Node
 
-_PLAIN_NODE: Final = {"op": "op", "phase": "forward"}
-"""Attributes that a user's digraph may leave out."""
+_NODE_DEFAULTS: Final = {"op": "op", "phase": "forward"}
+"""Values of attributes that a user's digraph may omit."""
 
 
 def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.DiGraph[Any]:
-    """Return a graph as a `networkx.DiGraph`; `Graph.from_networkx` returns the same graph.
+    """Convert a graph to a `networkx.DiGraph`; `Graph.from_networkx` converts it back.
 
-    `document` is the content of its file, with all defaults. The nodes of the digraph are keyed by
-    name and in execution order.
+    `document` is the content of the graph's file with all defaults. The nodes of the digraph are in
+    execution order; their keys are their names.
 
     Examples
     --------
@@ -60,27 +60,27 @@ def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.
 
 
 def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
-    """Return a `networkx.DiGraph`, of `to_networkx` or of your own, as the content of a graph file.
+    """Convert a `networkx.DiGraph` (of `to_networkx` or the user's) to the content of a graph file.
 
     Parameters
     ----------
     digraph : networkx.DiGraph
         Each node needs ``output_bytes`` or ``outputs``; all other keys of a graph file are optional
-        attributes. A node's name is the text of its key. Without ``inputs`` a node reads what its
-        predecessors make, in the order in which their edges were added: the ``tensors`` of the
-        edge, or else all that the predecessor makes.
+        attributes. A node's name is its key as text. A node without ``inputs`` reads from its
+        predecessors, in the order in which their edges were added: the ``tensors`` of the edge, or
+        else every output of the predecessor.
 
     Returns
     -------
     dict
-        Nodes in the topological order that keeps to ``index``, where every node has one, or else to
-        the order in which the nodes were added, as far as it can.
+        Nodes in topological order. Ties follow ``index`` if every node has one, else the order in
+        which nodes were added.
 
     Raises
     ------
     GraphError
-        If the digraph has a cycle (named), has attributes that a graph cannot hold, says two
-        things about the inputs of a node: with every fault.
+        If the digraph has a cycle (the message names it), has attributes that a graph cannot hold,
+        or if the ``inputs`` of a node contradict its edges. Lists all errors.
     """
     import networkx as nx
 
@@ -90,40 +90,44 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
     if faults:
         raise GraphError(faults)
     order = {key: position for position, key in enumerate(digraph)}
-    given = nx.get_node_attributes(digraph, "index")
-    if len(given) == len(order) and all(map(_is_integer, given.values())):
-        order = given
+    indices = nx.get_node_attributes(digraph, "index")
+    if len(indices) == len(order) and all(map(_is_integer, indices.values())):
+        order = indices
     items: dict[Hashable, dict[str, Any]] = {}
     for key in nx.lexicographical_topological_sort(digraph, key=order.__getitem__):
-        items[key] = item = {"name": str(key), **_PLAIN_NODE, **_plain(dict(digraph.nodes[key]))}
+        items[key] = item = {
+            "name": str(key),
+            **_NODE_DEFAULTS,
+            **_to_json_value(dict(digraph.nodes[key])),
+        }
         item.pop("index", None)
         edges = ((maker, digraph.edges[maker, key]) for maker in digraph.predecessors(key))
         read = [
             name
             for maker, edge in edges
-            for name in _plain(edge.get("tensors", _output_names(items[maker])))
+            for name in _to_json_value(edge.get("tensors", _output_names(items[maker])))
         ]
         inputs = item.setdefault("inputs", read)
-        said = set(map(str, inputs if isinstance(inputs, list) else read))
-        differing = sorted(said.symmetric_difference(map(str, read)))
+        declared = set(map(str, inputs if isinstance(inputs, list) else read))
+        differing = sorted(declared.symmetric_difference(map(str, read)))
         if differing:
             faults.append(
                 f"digraph: node {shown(item['name'])}: inputs and edges differ in "
-                f"{listed(differing)}; say the same in both"
+                f"{listed(differing)}; list the same tensors in both"
             )
     if faults:
         raise GraphError(faults)
-    own = {key: value for key, value in digraph.graph.items() if value != ""}
-    kind = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
-    return {**kind, **_plain(own), "nodes": list(items.values())}
+    attributes = {key: value for key, value in digraph.graph.items() if value != ""}
+    head = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
+    return {**head, **_to_json_value(attributes), "nodes": list(items.values())}
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON would hold it: lists for tuples, int for NumPy's integers."""
+def _to_json_value(value: Any) -> Any:
+    """Convert tuples to lists and NumPy integers to int, recursively, as JSON requires."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_json_value(item) for key, item in value.items()}
     return int(value) if _is_integer(value) else value
 
 
@@ -132,7 +136,10 @@ def _is_integer(value: object) -> bool:
 
 
 def _output_names(item: Mapping[str, Any]) -> list[object]:
-    """Return the names of a node's tensors; faults in them are found when the graph is made."""
+    """Return the tensor names in a node's file entry, skipping malformed outputs.
+
+    `Graph` reports malformed outputs later.
+    """
     outputs = item.get("outputs")
     if not isinstance(outputs, list):
         return [item["name"]]

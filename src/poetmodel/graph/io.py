@@ -1,14 +1,13 @@
-"""Graph files: ``*.graph.json`` in and out, and the canonical form that is hashed.
+"""Read and write graph files (``*.graph.json``), and make the canonical JSON that is hashed.
 
 Notes
 -----
-A node whose one tensor has the node's own name can be spelled with ``output_bytes`` or with
-``outputs``; both spellings are the same `Graph`. Written, and hashed, is the shorter one,
-``output_bytes``, wherever it says everything, so that both hash alike. The canonical form fills in
-every key that has a default; the keys without one (``bytes_moved``, ``parameters``,
-``forward_macs``, ``in_place``, ``replaces``) appear only where they are set, and ``kernels`` and
-``instructions`` never do. A node that holds state has none of the keys that such a node must not
-give.
+A node with one tensor of the node's own name can be written with ``output_bytes`` or with
+``outputs``. Both are the same `Graph`. Files and hashes use the shorter key, ``output_bytes``,
+whenever it is sufficient, so both variants have the same hash. Canonical JSON includes every key
+that has a default. Keys without a default (``bytes_moved``, ``parameters``, ``forward_macs``,
+``in_place``, ``replaces``) appear only if set; ``kernels`` and ``instructions`` never appear. A
+node that holds state has none of the keys in `STATE_DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "poetmodel-graph"
 STEP_FORMAT: Final = "poetmodel-step"
-"""The files of captured and of compiled steps, which hold the graph of their kernels."""
+"""Format of step files (captured and compiled steps), which contain the graph of their kernels."""
 VERSIONS: Final = (1, 2)
-"""Version 2 has state tensors and in-place operators; it is written only where one is used."""
+"""Versions of the format; version 2 is written only for graphs with state or in-place operators."""
 
 _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default
@@ -39,26 +38,31 @@ _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
 }
 
 
-def graph_defaults(kind: type[Any]) -> dict[str, Any]:
-    """Return the keys of a graph file that have a default, with it."""
+def graph_defaults(graph_type: type[Any]) -> dict[str, Any]:
+    """Return the optional keys of a graph file with their defaults, from the fields of `Graph`."""
     return {
         field.name: field.default if field.default is not MISSING else {}
-        for field in fields(kind)
+        for field in fields(graph_type)
         if field.name not in ("name", "nodes")
     }
 
 
 def read_document(path: str | Path) -> tuple[object, str, list[str]]:
-    """Read a graph file.
+    """Read the JSON of a graph file or step file, without validating it.
 
     Returns
     -------
     document : object
-        Its content; of a step file, that of the graph of its kernels.
+        Content of the graph file; for a step file, its graph. Not validated.
     source : str
-        Where the document is, for messages.
+        Path, and key within a step file, for error messages.
     faults : list of str
-        Keys that the file repeats.
+        One message per duplicate key in the file.
+
+    Raises
+    ------
+    GraphError
+        If the file cannot be read or contains no JSON.
     """
     with raised_as(GraphError):
         text = read_text(path)
@@ -71,21 +75,21 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
 
 
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
-    """Write the document of a graph, one node per line."""
+    """Write a graph's document to a file, one node per line."""
     nodes = document["nodes"]
     rest = ((key, value) for key, value in document.items() if key != "nodes")
-    head = [f"{_compact(key)}: {_compact(value)}" for key, value in rest]
-    lines = ",\n".join(f"  {_compact(node)}" for node in nodes)
+    head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in rest]
+    lines = ",\n".join(f"  {_to_json(node)}" for node in nodes)
     write_text(path, "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n')
 
 
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
-    """Return one node as a file holds it; see `Graph.to_dict`.
+    """Return a node's entry in a graph file; see `Graph.to_dict`.
 
-    What breaks an invariant is returned as it is, so that `value_faults` finds it.
+    Values of wrong types are passed through, so that `value_faults` reports them.
     """
     if not isinstance(node, Node):
-        return _alien(node)
+        return _refused_value(node)
     phase: object = node.phase
     inputs: object = node.inputs
     outputs: object = node.outputs
@@ -93,26 +97,29 @@ def node_to_dict(node: object, *, defaults: bool = False) -> object:
         "name": node.name,
         "op": node.op,
         "phase": str(phase) if isinstance(phase, str) else phase,
-        "inputs": list(inputs) if isinstance(inputs, tuple) else _alien(inputs),
+        "inputs": list(inputs) if isinstance(inputs, tuple) else _refused_value(inputs),
     }
     if not isinstance(outputs, tuple):
-        item["outputs"] = _alien(outputs)
-    elif len(outputs) == 1 and _is_own_tensor(node, outputs[0]):
+        item["outputs"] = _refused_value(outputs)
+    elif len(outputs) == 1 and _has_only_size(node, outputs[0]):
         item["output_bytes"] = outputs[0].bytes
     else:
         item["outputs"] = [
-            _tensor_to_dict(output) if isinstance(output, Tensor) else _alien(output)
+            _tensor_to_dict(output) if isinstance(output, Tensor) else _refused_value(output)
             for output in outputs
         ]
     if node.in_place:
         item["in_place"] = _in_place_to_dict(node.in_place)
     if node.is_state:
-        return item | settings_of(node, STATE_DEFAULTS, defaults=False)
-    return item | settings_of(node, _NODE_DEFAULTS, defaults=defaults)
+        return item | optional_keys(node, STATE_DEFAULTS, defaults=False)
+    return item | optional_keys(node, _NODE_DEFAULTS, defaults=defaults)
 
 
-def _is_own_tensor(node: Node, output: object) -> bool:
-    """Whether ``output_bytes`` says everything about the one output of a node."""
+def _has_only_size(node: Node, output: object) -> bool:
+    """Return whether ``output_bytes`` describes this output completely.
+
+    It does if the output has the node's name and replaces no state.
+    """
     return isinstance(output, Tensor) and output.name == node.name and output.replaces is None
 
 
@@ -122,22 +129,28 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 
 
 def _in_place_to_dict(pairs: object) -> object:
-    """Return pairs of names as an object, or what a file could not hold."""
+    """Return pairs of names as an object.
+
+    Malformed or duplicate pairs are returned as a value that validation refuses.
+    """
     if not isinstance(pairs, tuple) or not all(
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
     ):
-        return _alien(pairs) if isinstance(pairs, list | dict) else (pairs,)
+        return _refused_value(pairs) if isinstance(pairs, list | dict) else (pairs,)
     pairing = dict(pairs)
     return pairing if len(pairing) == len(pairs) else pairs
 
 
-def _alien(value: object) -> object:
-    """Return a value of a class that a graph refuses: a tuple for a list or a dict of the file."""
+def _refused_value(value: object) -> object:
+    """Return an invalid value as a type that validation refuses: list and dict become a tuple."""
     return tuple(value) if isinstance(value, list | dict) else value
 
 
-def settings_of(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
-    """Return the values of keys that have a default, of those without one only what is set."""
+def optional_keys(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
+    """Return the values of the keys in `standard` that differ from their defaults.
+
+    With `defaults`, also include values equal to their defaults, except those that default to None.
+    """
     values = ((key, getattr(owner, key), default) for key, default in standard.items())
     return {
         key: value
@@ -146,15 +159,21 @@ def settings_of(owner: object, standard: Mapping[str, Any], *, defaults: bool) -
     }
 
 
-def graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a graph that the content of a file states; see `Graph.from_dict`."""
+def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
+    """Validate the content of a graph file and return the fields of its `Graph`.
+
+    Raises
+    ------
+    GraphError
+        With `faults` and every error found; if format or version is wrong, only that error.
+    """
     if not isinstance(document, dict):
         raise GraphError(
             f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
         )
-    # A file of another kind would otherwise be answered with a list of all its keys.
-    messages = list(_kind_faults(document)) or [*faults, *value_faults(document)]
-    nodes = () if messages else tuple(map(_read_node, document["nodes"]))
+    # For a file of another format, report only that, not each of its keys as unknown.
+    messages = list(_format_faults(document)) or [*faults, *value_faults(document)]
+    nodes = () if messages else tuple(map(_parse_node, document["nodes"]))
     messages = messages or structure_faults(nodes, version=document["version"])
     if messages:
         raise GraphError(messages).within(source)
@@ -162,14 +181,14 @@ def graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dic
     return stated | {"nodes": nodes}
 
 
-def _kind_faults(document: dict[str, Any]) -> Iterator[str]:
+def _format_faults(document: dict[str, Any]) -> Iterator[str]:
     for key, wanted in (("format", (FORMAT,)), ("version", VERSIONS)):
         value = document.get(key)
         if value not in wanted or isinstance(value, bool | float):
             yield f"{key}: expected {' or '.join(map(json.dumps, wanted))}, got {shown(value)}"
 
 
-def _read_node(item: dict[str, Any]) -> Node:
+def _parse_node(item: dict[str, Any]) -> Node:
     outputs = item.get("outputs")
     if outputs is None:
         outputs = [{"name": item["name"], "bytes": item["output_bytes"]}]
@@ -185,10 +204,10 @@ def _read_node(item: dict[str, Any]) -> Node:
 
 
 def canonical_json(document: dict[str, Any]) -> str:
-    """Return the text that a graph is hashed by: its document with all defaults, keys sorted.
+    """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
-    `document` is from `Graph.to_dict`, and changed: whose kernels compute the graph, and how many
-    instructions these run, is left out.
+    `document` comes from `Graph.to_dict` with all defaults. Removes ``kernels`` and
+    ``instructions`` from it, since they are no part of a graph's identity.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:
@@ -196,5 +215,5 @@ def canonical_json(document: dict[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _compact(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Needs of a graph under any schedule: keep-all peak, minimum RAM and articulation points."""
+"""Memory bounds of a graph: keep-all peak, minimum RAM, inference profile, articulation points."""
 
 from __future__ import annotations
 
@@ -15,85 +15,91 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The largest working set of one step: no schedule needs less."""
+    """Minimum RAM of a graph: the largest working set of one step. No schedule needs less."""
 
     bytes: int
-    """Inputs, outputs and workspace of the step together [B]."""
+    """Inputs, outputs and workspace of that step together [B]."""
     node: int
-    """The operation whose step it is (the first, where several tie)."""
+    """Index of the node with the largest working set (the first, if several are equal)."""
 
 
 def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) -> Floor:
-    """Return the largest working set of one step and the node that sets it.
+    """Return the largest working set of one step and the node that has it.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
     memory_mapped : bool
-        Whether the core reads state where it lies on storage, so that it takes no RAM.
+        Whether the core reads state from storage in place, so that state occupies no RAM.
     resident : bool
-        Whether all state is in RAM, because nothing may be paged.
+        Whether all state stays in RAM, because nothing can be paged.
 
     Notes
     -----
     ``max_k (sum of in(k) + sum of out(k) + workspace[k])``: inputs, outputs and workspace of a step
-    are in RAM together, so every schedule has at least this peak. State may all lie on storage:
-    what a step does not read does not count. A replacement takes the room of what it replaces, and
-    every output that may take over an input does.
+    are in RAM together, so every schedule has at least this peak. State that a step does not read
+    may be on storage and does not count. A replacement uses the memory of the state that it
+    replaces, and every output that can overwrite an input uses that input's memory.
     """
-    sets = graph.step_bytes
+    working_sets = graph.step_bytes
     if memory_mapped or resident:
         state = frozenset(graph.state_tensors)
-        always = graph.state_bytes if resident else 0
-        sets = tuple(
-            whole + always - sum(graph.tensor_bytes[i] for i in {*read, *outputs} & state)
-            for whole, read, outputs in zip(sets, graph.inputs_of, graph.outputs_of, strict=True)
+        resident_bytes = graph.state_bytes if resident else 0
+        working_sets = tuple(
+            size + resident_bytes - sum(graph.tensor_bytes[i] for i in {*read, *outputs} & state)
+            for size, read, outputs in zip(
+                working_sets, graph.inputs_of, graph.outputs_of, strict=True
+            )
         )
-    k = max(range(len(sets)), key=sets.__getitem__)
-    return Floor(bytes=sets[k], node=k)
+    k = max(range(len(working_sets)), key=working_sets.__getitem__)
+    return Floor(bytes=working_sets[k], node=k)
 
 
 def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
-    """Return the RAM in use at each node when every tensor is kept to its last use [B].
+    """Return the RAM in use at each node under keep-all [B]: live tensors, outputs and workspace.
 
-    It is that of live tensors, outputs and workspace of the step. All state is in RAM throughout.
+    Keep-all computes each node once and keeps each tensor until its last use. All state is in RAM
+    throughout.
     """
-    return _kept_to_last_use(graph, range(len(graph.nodes)))
+    return _keep_all_profile(graph, range(len(graph.nodes)))
 
 
-def _kept_to_last_use(graph: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
-    """Return the RAM in use at each of some nodes when they alone are computed, in this order."""
-    sizes, wanted = graph.tensor_bytes, frozenset(chosen)
+def _keep_all_profile(graph: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
+    """Return the RAM in use at each of the `chosen` nodes under keep-all [B].
+
+    Only these nodes are computed, in the order given; other readers of a tensor are ignored.
+    """
+    sizes, computed = graph.tensor_bytes, frozenset(chosen)
     state = frozenset(graph.state_tensors)
-    stays = state.union(graph.state_of)
+    never_freed = state.union(graph.state_of)
     freed: dict[int, list[int]] = {k: [] for k in chosen}
     for i, k in enumerate(graph.node_of):
-        if k in wanted and i not in stays:
-            last = max((user for user in graph.users_of[i] if user in wanted), default=k)
+        if k in computed and i not in never_freed:
+            last = max((user for user in graph.users_of[i] if user in computed), default=k)
             freed[last].append(i)
-    live = sum(sizes[i] for i in state if graph.node_of[i] in wanted)
+    live_bytes = sum(sizes[i] for i in state if graph.node_of[i] in computed)
     profile = []
     for k in chosen:
-        live += 0 if graph.nodes[k].is_state else graph.made_bytes[k]
-        in_place = graph.shared_bytes(k, freed[k])
-        profile.append(live + graph.nodes[k].workspace_bytes - in_place)
-        live -= sum(sizes[i] for i in freed[k])
+        live_bytes += 0 if graph.nodes[k].is_state else graph.made_bytes[k]
+        saved_bytes = graph.shared_bytes(k, freed[k])
+        profile.append(live_bytes + graph.nodes[k].workspace_bytes - saved_bytes)
+        live_bytes -= sum(sizes[i] for i in freed[k])
     return tuple(profile)
 
 
 def checkpoint_all_peak_bytes(graph: Graph) -> int:
-    """Return the peak when each node is computed once and each tensor kept to its last use [B]."""
+    """Return the keep-all peak [B]: each node runs once, each tensor is kept until its last use."""
     return max(checkpoint_all_profile(graph))
 
 
 def inference_profile(graph: Graph) -> dict[int, int] | None:
-    """Return the RAM in use at each node of the forward pass alone, as inference runs it [B].
+    """Return the RAM in use at each node of inference, by node [B].
 
-    Each tensor is freed after its last use in the forward pass, which is every ``forward`` node and
-    all that these read, directly or not: labels, which only the loss reads, are no part of it. None
-    where the phases do not tell the forward pass from the rest of the training step: there is no
-    ``forward`` node, or nothing but ``input`` and ``forward`` nodes.
+    Inference computes every ``forward`` node and all that these read, directly or indirectly.
+    Labels, which only the loss reads, are not part of it. Each tensor is freed after its last use
+    in inference. Returns None if phases do not separate the forward pass from the rest of the
+    training step: there is no ``forward`` node, or there are only ``input`` and ``forward`` nodes.
     """
     forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
     if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):
@@ -104,29 +110,29 @@ def inference_profile(graph: Graph) -> dict[int, int] | None:
         forward |= read
         waiting.extend(read)
     chosen = sorted(forward)
-    return dict(zip(chosen, _kept_to_last_use(graph, chosen), strict=True))
+    return dict(zip(chosen, _keep_all_profile(graph, chosen), strict=True))
 
 
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:
-    """Return the nodes across which nothing else is carried.
+    """Return the nodes whose outputs alone carry all data to later nodes.
 
-    Node `k` is one when no tensor made before it is read after it: its outputs alone are enough to
-    go on from there. Segmenting methods cut at them (Chen et al., 2016, section 4). With `phases`
-    only nodes of these and what they read count; ``{"input", "forward"}`` gives the cut points of
-    the network itself, which its backward pass would hide.
+    Node `k` is one if no tensor made before it is read after it. Segmenting methods cut the graph
+    at these nodes (Chen et al., 2016, section 4). With `phases`, only nodes of these phases and
+    their reads count; ``{"input", "forward"}`` gives the cut points of the network itself, which
+    reads of the backward pass would hide.
     """
     chosen = [k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases]
     position_of = {k: position for position, k in enumerate(chosen)}
-    opens = [0] * (len(chosen) + 1)
+    carried_change = [0] * (len(chosen) + 1)
     for i, k in enumerate(graph.node_of):
         users = [position_of[user] for user in graph.users_of[i] if user in position_of]
         if k in position_of and users and users[-1] > position_of[k] + 1:
-            opens[position_of[k] + 1] += 1
-            opens[users[-1]] -= 1
+            carried_change[position_of[k] + 1] += 1
+            carried_change[users[-1]] -= 1
     points = []
     carried = 0
     for position, k in enumerate(chosen):
-        carried += opens[position]
+        carried += carried_change[position]
         if carried == 0:
             points.append(k)
     return tuple(points)

@@ -1,4 +1,4 @@
-"""Operations of a training graph and the tensors they produce."""
+"""Nodes of a training graph and the tensors that they make."""
 
 from __future__ import annotations
 
@@ -12,69 +12,72 @@ from poetmodel.units import brief, format_bytes
 
 
 class Phase(StrEnum):
-    """The part of a training step that an operation belongs to."""
+    """Phase of the training step that a node belongs to."""
 
     INPUT = "input"
-    """Reads a sample or a label."""
+    """Provides a sample or a label."""
     FORWARD = "forward"
     """Forward pass."""
     LOSS = "loss"
     """Computes the loss."""
     BACKWARD = "backward"
-    """Backward pass: gradients of inputs or weights."""
+    """Backward pass: computes gradients of inputs or weights."""
     UPDATE = "update"
     """Optimizer step."""
     STATE = "state"
-    """Holds a state tensor, a value that outlives the step, and computes nothing."""
+    """Holds a state tensor, whose value outlives the step; computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One output of an operation."""
+    """One output of a node."""
 
     name: str
     """Unique among all tensors of the graph."""
     bytes: int
     """Size [B], 0 to 2^53."""
     replaces: str | None = None
-    """Name of the state tensor whose next value it is, and in whose memory it is written."""
+    """Name of the state tensor that this output replaces, in the same memory; None for other
+    outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One operator execution."""
+    """One execution of an operator."""
 
     name: str
     """Unique among all nodes of the graph."""
     op: str
     """The operator, such as ``conv2d``."""
     phase: str
-    """One of `Phase`."""
+    """A member of `Phase`."""
     inputs: tuple[str, ...] = ()
-    """Names of the tensors it reads; a name that comes twice counts once."""
+    """Names of the tensors that it reads; a repeated name counts once."""
     outputs: tuple[Tensor, ...] = ()
-    """The tensors it makes, none, one or several."""
+    """The tensors that it makes; may be empty."""
     workspace_bytes: int = 0
-    """Memory needed only while it runs [B]."""
+    """Memory needed only during its execution [B]."""
     flops: int = 0
     """Floating-point operations (1 MAC = 2 FLOP)."""
     recomputable: bool = True
     """Whether it may be computed more than once."""
     on_aux: bool = False
-    """Whether its tensors lie on auxiliary storage from the start (a sample on the SD card)."""
+    """Whether its tensors are on auxiliary storage when the step begins (a sample on the SD
+    card)."""
     bytes_moved: int | None = None
     """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
     instructions: int | None = None
-    """Instructions of one execution of exported C on a Cortex-M with an FPU, estimated; None for
+    """Estimated instructions of one execution of exported C on a Cortex-M with an FPU; None for
     other kernels. No part of the identity of a graph."""
     in_place: tuple[tuple[str, str], ...] = ()
-    """Pairs of an output and the input whose memory it may take over; a mapping is taken too."""
+    """Pairs (output, input) in which the output may overwrite the input; a mapping is also
+    accepted."""
 
     def __post_init__(self) -> None:
         pairs: object = self.in_place
         if isinstance(pairs, Mapping):
             pairs = tuple(pairs.items())
-        # What is no pairs of names is left as it is, for the validation to find.
+        # Other values stay unchanged, so that validation reports them.
         if isinstance(pairs, tuple) and all(map(_is_pair_of_names, pairs)):
             object.__setattr__(self, "in_place", tuple(sorted(pairs)))
         if self.is_state and self.recomputable is True:
@@ -82,12 +85,12 @@ class Node:
 
     @property
     def is_state(self) -> bool:
-        """Whether it holds a state tensor and computes nothing."""
+        """Whether the node holds a state tensor and computes nothing."""
         return self.phase == Phase.STATE
 
     @property
     def needs_version_2(self) -> bool:
-        """Whether only a graph of version 2 can have it: state, replaced or held, or in place."""
+        """Whether graphs with this node need version 2 (it has state or works in place)."""
         if self.is_state or self.in_place:
             return True
         outputs: object = self.outputs
@@ -101,7 +104,7 @@ class Node:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of all its outputs together [B]."""
+        """Size of all outputs together [B]."""
         return sum(tensor.bytes for tensor in self.outputs)
 
 

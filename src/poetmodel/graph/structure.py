@@ -1,4 +1,4 @@
-"""The training graph: operations in execution order."""
+"""The training graph: nodes in execution order, with indices of nodes and tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from poetmodel.graph.io import (
     VERSIONS,
     canonical_json,
     graph_defaults,
-    graph_fields,
     node_to_dict,
+    optional_keys,
+    parse_graph_fields,
     read_document,
-    settings_of,
     write_document,
 )
 from poetmodel.graph.node import Node
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from poetmodel.graph.node import Tensor
 
 INT8_FRONT: Final = "int8 front: exact against its definition, not against float"
-"""What results of a network say whose first layers are quantized."""
+"""Label of results of a network whose first layers are quantized."""
 INT8_WEIGHTS: Final = (
     "int8 weights, trained by quantization-aware scaling: not the numbers of float training"
 )
-"""Label of results of a network whose int8 weights train."""
-_INT8: Final = "q8_"
-"""How the operators of layers in int8 begin."""
-_OF_INT8_WEIGHTS: Final = frozenset(
+"""Label of results of a network that trains int8 weights."""
+_INT8_PREFIX: Final = "q8_"
+"""Prefix of the names of int8 operators."""
+_INT8_WEIGHT_OPERATORS: Final = frozenset(
     ("quantized_sgd", "q8_pointwise_weight_gradient", "q8_depthwise_weight_gradient",
      "q8_convolution_weight_gradient")
 )  # fmt: skip
-"""Operators of layers whose int8 weights train."""
+"""Operators that train int8 weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """A training graph: nodes in one fixed topological order.
 
-    Nodes are numbered by position, tensors in the order of their nodes, then outputs. With one
-    output each, tensor ``i`` is node ``i`` (POET, ICML 2022, section 5.1).
+    A node's index is its position. Tensors are numbered by node, then by output. If every node has
+    one output, tensor ``i`` is the output of node ``i`` (POET, ICML 2022, section 5.1).
 
     Raises
     ------
     GraphError
-        With every fault found: names used twice, inputs that are unknown or come later, sizes
+        Lists every error found: duplicate names, inputs that are unknown or made later, sizes
         outside 0..2^53, and so on.
 
     Examples
@@ -73,20 +73,20 @@ class Graph:
     name: str
     """Name for users."""
     nodes: tuple[Node, ...]
-    """The operations in execution order."""
+    """The nodes in execution order."""
     batch_size: int = 1
     """Samples per training step."""
     dtype: str = "float32"
-    """Element type of the tensors, for people."""
+    """Element type of the tensors, for display."""
     resident_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Memory held for the whole step, by kind: parameters, gradients, optimizer [B]."""
+    """Memory in use during the whole step, by kind: parameters, gradients, optimizer [B]."""
     parameters: int | None = None
-    """Number of trainable parameters, where known."""
+    """Number of trainable parameters; None if unknown."""
     forward_macs: int | None = None
     """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
     kernels: str | None = None
-    """Whose kernels compute it: ``pytorch``, ``exported`` (the C of `poetmodel.export`), or None
-    where that is not known. No part of its identity."""
+    """Kernels that compute the graph: ``pytorch``, ``exported`` (the C of `poetmodel.export`), or
+    None if unknown. No part of its identity."""
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -95,8 +95,11 @@ class Graph:
             raise GraphError(faults)
 
     @classmethod
-    def of_valid(cls, **values: Any) -> Graph:
-        """Make a graph of all its fields, in which `poetmodel.graph.validation` found no fault."""
+    def from_valid(cls, **values: Any) -> Graph:
+        """Make a graph from values of all fields, which `poetmodel.graph.validation` has accepted.
+
+        Skips validation.
+        """
         graph = object.__new__(cls)
         for name, value in values.items():
             object.__setattr__(graph, name, value)
@@ -118,20 +121,23 @@ class Graph:
     def __reduce__(self) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["resident_bytes"] = dict(self.resident_bytes)
-        return partial(type(self).of_valid, **values), ()
+        return partial(type(self).from_valid, **values), ()
 
     @property
     def exactness(self) -> str:
-        """Label of results whose numbers are not those of a float network; empty for others."""
-        if any(node.op in _OF_INT8_WEIGHTS for node in self.nodes):
+        """Label for results that differ from those of a float network.
+
+        "" for float networks; networks with int8 layers have one.
+        """
+        if any(node.op in _INT8_WEIGHT_OPERATORS for node in self.nodes):
             return INT8_WEIGHTS
-        return INT8_FRONT if any(node.op.startswith(_INT8) for node in self.nodes) else ""
+        return INT8_FRONT if any(node.op.startswith(_INT8_PREFIX) for node in self.nodes) else ""
 
     # -- numbering ---------------------------------------------------------------------------
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, in the order of their nodes, then outputs."""
+        """All tensors, ordered by node, then by output."""
         return tuple(tensor for node in self.nodes for tensor in node.outputs)
 
     @cached_property
@@ -141,22 +147,22 @@ class Graph:
 
     @cached_property
     def node_index(self) -> Mapping[str, int]:
-        """Position of each node, by name."""
+        """Index of each node, by name."""
         return MappingProxyType({node.name: k for k, node in enumerate(self.nodes)})
 
     @cached_property
     def tensor_index(self) -> Mapping[str, int]:
-        """Number of each tensor, by name."""
+        """Index of each tensor, by name."""
         return MappingProxyType({tensor.name: i for i, tensor in enumerate(self.tensors)})
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
-        """For each tensor the node that makes it (``node(i)`` of the notation)."""
+        """Index of the node that makes each tensor (``node(i)`` of the notation)."""
         return tuple(k for k, node in enumerate(self.nodes) for _ in node.outputs)
 
     @cached_property
     def outputs_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the tensors it makes (``out(k)``)."""
+        """Indices of the tensors that each node makes (``out(k)``)."""
         outputs: list[tuple[int, ...]] = []
         first = 0
         for node in self.nodes:
@@ -166,7 +172,7 @@ class Graph:
 
     @cached_property
     def inputs_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the tensors it reads, each once, in the order named (``in(k)``)."""
+        """Indices of the tensors that each node reads (``in(k)``), in its order, each once."""
         index = self.tensor_index
         return tuple(
             tuple(dict.fromkeys(index[name] for name in node.inputs)) for node in self.nodes
@@ -174,7 +180,7 @@ class Graph:
 
     @cached_property
     def users_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each tensor the nodes that read it, ascending."""
+        """Indices of the nodes that read each tensor, ascending."""
         users: list[list[int]] = [[] for _ in self.tensors]
         for k, inputs in enumerate(self.inputs_of):
             for i in inputs:
@@ -183,15 +189,15 @@ class Graph:
 
     @cached_property
     def output_bytes(self) -> tuple[int, ...]:
-        """For each node all its outputs together [B]."""
+        """Size of all outputs of each node together [B]."""
         return tuple(node.output_bytes for node in self.nodes)
 
     @cached_property
     def step_bytes(self) -> tuple[int, ...]:
-        """For each node its working set: inputs, outputs and workspace together [B].
+        """Working set of each node: inputs, outputs and workspace together [B].
 
-        A replacement takes no room of its own, and every output that may take over the memory of an
-        input does.
+        A replacement uses the memory of its state tensor, and every output that may overwrite an
+        input uses the input's memory.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -205,30 +211,33 @@ class Graph:
 
     @cached_property
     def version(self) -> int:
-        """Version of the file that can hold it: 2 with state or in-place operators, else 1."""
+        """Version of the file format that can express the graph.
+
+        2 with state or in-place operators, else 1.
+        """
         return 2 if any(node.needs_version_2 for node in self.nodes) else 1
 
     @cached_property
     def state_tensors(self) -> tuple[int, ...]:
-        """The tensors whose values outlive the step, ascending."""
+        """Indices of the state tensors, ascending."""
         return tuple(i for i, k in enumerate(self.node_of) if self.nodes[k].is_state)
 
     @cached_property
     def starts_on_storage(self) -> tuple[bool, ...]:
-        """For each tensor whether it lies on storage from the start: a sample there, or state.
+        """Whether each tensor is on storage when the step begins.
 
-        Of state that holds where it is not resident.
+        True for samples with `Node.on_aux` and for state (unless it is resident).
         """
         return tuple(self.nodes[k].on_aux or self.nodes[k].is_state for k in self.node_of)
 
     @cached_property
     def on_aux(self) -> frozenset[int]:
-        """The tensors of nodes that are `Node.on_aux`: samples on storage."""
+        """Indices of the samples on storage: tensors of nodes with `Node.on_aux`."""
         return frozenset(i for i, k in enumerate(self.node_of) if self.nodes[k].on_aux)
 
     @cached_property
     def replacement_of(self) -> Mapping[int, int]:
-        """For each state tensor that has one, the tensor that replaces it."""
+        """Index of the replacement of each state tensor that has one."""
         index = self.tensor_index
         return MappingProxyType(
             {
@@ -240,9 +249,10 @@ class Graph:
 
     @cached_property
     def last_stages(self) -> tuple[int, ...]:
-        """For each node the last stage in which it may run: where state that it reads is replaced.
+        """Last stage in which each node may run: that in which state that it reads is replaced.
 
-        For a node that holds state, that in which the state is replaced.
+        For a node that holds state, the stage in which that state is replaced. Without such state,
+        the last stage of all.
         """
         last = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
@@ -251,24 +261,27 @@ class Graph:
         return tuple(last)
 
     def last_page_in(self, i: int) -> int:
-        """Return the last stage in which tensor `i` may be paged in: that of its replacement."""
+        """Return the last stage in which tensor `i` may be paged in.
+
+        For state, the stage of its replacement; for other tensors, the last stage of all.
+        """
         k = self.node_of[i]
         return self.last_stages[k] if self.nodes[k].is_state else len(self.nodes) - 1
 
     @cached_property
     def state_of(self) -> Mapping[int, int]:
-        """For each replacement, the state tensor that it replaces."""
+        """Index of the state tensor that each replacement replaces."""
         return MappingProxyType({new: old for old, new in self.replacement_of.items()})
 
     @cached_property
     def in_place_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each node the outputs that may take over the memory of an input, each with it."""
+        """Pairs (output, input) of each node in which the output may overwrite the input."""
         index = self.tensor_index
         return tuple(tuple((index[y], index[x]) for y, x in node.in_place) for node in self.nodes)
 
     @cached_property
     def made_bytes(self) -> tuple[int, ...]:
-        """For each node its outputs less its replacements, which take no room of their own [B]."""
+        """Memory that each node's outputs allocate [B]: replacements allocate none."""
         return tuple(
             sum(tensor.bytes for tensor in node.outputs if tensor.replaces is None)
             for node in self.nodes
@@ -276,12 +289,15 @@ class Graph:
 
     @property
     def state_bytes(self) -> int:
-        """All state tensors together [B]."""
+        """Size of all state tensors together [B]."""
         return sum(self.tensor_bytes[i] for i in self.state_tensors)
 
     @cached_property
     def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
-        """For each node what writing over inputs that die at its step saves, by input [B]."""
+        """For each node, the bytes saved by overwriting an input [B], by input.
+
+        They are saved only if the node is the last use of the input.
+        """
         sizes = self.tensor_bytes
         return tuple(
             {x: min(sizes[x], sizes[y]) for y, x in pairs if sizes[x] and sizes[y]}
@@ -289,7 +305,10 @@ class Graph:
         )
 
     def shared_bytes(self, k: int, dying: Collection[int]) -> int:
-        """Return the bytes that step `k` saves in place if these tensors die there [B]."""
+        """Return the bytes that step `k` saves by overwriting inputs [B].
+
+        Only inputs among `dying`, the tensors whose last use is step `k`, count.
+        """
         return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying)
 
     @property
@@ -304,7 +323,7 @@ class Graph:
 
     @property
     def total_resident_bytes(self) -> int:
-        """All resident bytes together [B]."""
+        """Sum of the resident bytes of all kinds [B]."""
         return sum(self.resident_bytes.values())
 
     # -- files and other libraries -------------------------------------------------------------
@@ -316,8 +335,8 @@ class Graph:
         Raises
         ------
         GraphError
-            If the file is missing or is no such file; with every fault found in it, each with its
-            place.
+            If the file is missing or has another format. Lists every error in the file with its
+            location.
         """
         document, source, repeated = read_document(path)
         return cls.from_dict(document, source=source, faults=repeated)
@@ -333,43 +352,43 @@ class Graph:
         document : object
             The content.
         source : str
-            Starts every message.
+            Prefix of every error message.
         faults : iterable of str
-            Faults that are known already.
+            Errors found earlier, to report with those found here.
 
         Raises
         ------
         GraphError
-            With every fault found.
+            With every error found.
         """
-        stated = graph_fields(document, source=source, faults=faults)
-        return cls.of_valid(**{**graph_defaults(cls), **stated})
+        stated = parse_graph_fields(document, source=source, faults=faults)
+        return cls.from_valid(**{**graph_defaults(cls), **stated})
 
     def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
-        """Return the content of a graph file, with or without the keys that have their `defaults`.
+        """Return the content of a graph file; with `defaults`, include keys with default values.
 
-        It is made of what JSON knows only, and nothing in it is shared with the graph.
+        Contains only JSON types and shares no object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # not checked yet
         newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
         document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": self.name}
-        document |= settings_of(self, graph_defaults(type(self)), defaults=defaults)
+        document |= optional_keys(self, graph_defaults(type(self)), defaults=defaults)
         if "resident_bytes" in document:
             document["resident_bytes"] = dict(self.resident_bytes)
         document["nodes"] = [node_to_dict(node, defaults=defaults) for node in nodes]
         return document
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.graph.json`` file; where it cannot be written, nothing is changed."""
+        """Write a ``*.graph.json`` file atomically: on failure, an existing file is unchanged."""
         write_document(self.to_dict(), path)
 
     @classmethod
     def from_networkx(cls, digraph: networkx.DiGraph[Any]) -> Graph:
-        """Read a `networkx.DiGraph`; see `poetmodel.graph.conversion.digraph_to_dict`."""
+        """Make a graph from a digraph; see `poetmodel.graph.conversion.digraph_to_dict`."""
         return cls.from_dict(digraph_to_dict(digraph), source="digraph")
 
     def to_networkx(self) -> networkx.DiGraph[Any]:
-        """Write a `networkx.DiGraph`; see `poetmodel.graph.conversion.to_networkx`."""
+        """Return the graph as a digraph; see `poetmodel.graph.conversion.to_networkx`."""
         return to_networkx(self.to_dict(defaults=True), self.nodes)
 
     @cached_property

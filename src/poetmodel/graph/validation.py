@@ -1,4 +1,4 @@
-"""Rules of every training graph, in a file or made in Python, and its faults in words."""
+"""Validation of training graphs, from files and from Python, with a message for each error."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 
 class _Rule(NamedTuple):
-    """Condition on the value of a key."""
+    """Condition on the value of a key, with a description of valid values for messages."""
 
     accepts: Callable[[Any], bool]
     expected: str
 
 
-def _whole(least: int, most: int, expected: str) -> _Rule:
-    # A truth value is an int, but its type is not int.
+def _integer_rule(minimum: int, maximum: int, expected: str) -> _Rule:
+    # bool is a subclass of int.
     return _Rule(
         lambda value: (
-            isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+            isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
         ),
         expected,
     )
 
 
 _NAME: Final = _Rule(lambda value: isinstance(value, str) and value != "", "a non-empty string")
-_SIZE: Final = _whole(0, MAX_BYTES, "a whole number of bytes from 0 to 2^53")
-_COUNT: Final = _whole(0, 10**18, "an integer from 0 to 10^18")
+_SIZE: Final = _integer_rule(0, MAX_BYTES, "a whole number of bytes from 0 to 2^53")
+_COUNT: Final = _integer_rule(0, 10**18, "an integer from 0 to 10^18")
 _FLAG: Final = _Rule(lambda value: isinstance(value, bool), "true or false")
 _OBJECT: Final = _Rule(lambda value: isinstance(value, dict), "an object")
 _PHASE: Final = _Rule(
@@ -50,7 +50,7 @@ _NAMES: Final = _Rule(
 
 _PAIRS: Final = _Rule(
     lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value.values()),
-    "an object with the name of an input for that of an output",
+    "an object that maps names of outputs to names of inputs",
 )
 
 _TENSOR_KEYS: Final = {"name": _NAME, "bytes": _SIZE, "replaces": _NAME}
@@ -72,9 +72,9 @@ _NODE_KEYS: Final = {
 _RESIDENT_KEYS: Final = dict.fromkeys(("parameters", "gradients", "optimizer"), _SIZE)
 _GRAPH_KEYS: Final = {
     "format": _NAME,
-    "version": _whole(1, 2, "1 or 2"),
+    "version": _integer_rule(1, 2, "1 or 2"),
     "name": _NAME,
-    "batch_size": _whole(1, MAX_BYTES, "an integer from 1 to 2^53"),
+    "batch_size": _integer_rule(1, MAX_BYTES, "an integer from 1 to 2^53"),
     "dtype": _NAME,
     "resident_bytes": _OBJECT,
     "parameters": _COUNT,
@@ -83,12 +83,15 @@ _GRAPH_KEYS: Final = {
     "nodes": _Rule(lambda value: isinstance(value, list), "a list"),
 }
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
-"""The characters that UTF-8 cannot hold."""
+"""Characters that UTF-8 cannot encode."""
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
 
 
 def value_faults(document: Mapping[str, Any]) -> list[str]:
-    """Return every key and value of a graph, given as a file holds it, that no file may have."""
+    """Return a message for each invalid key and value in the content of a graph file.
+
+    Checks each key by itself; `structure_faults` checks nodes against each other.
+    """
     faults: list[str] = []
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
@@ -114,7 +117,10 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 
 
 def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield unknown keys, missing keys and wrong values of one object, each with its key."""
+    """Yield (key, message) for each unknown key, missing key and invalid value of an object.
+
+    The key is ``()`` if `item` is no object.
+    """
     if not isinstance(item, dict):
         yield (), f"expected an object, got {shown(item)}"
         return
@@ -129,36 +135,41 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
                 got = f"[{', '.join(map(shown, value))}]"
             yield (key,), f"expected {rule.expected}, got {got}"
         elif rule is _NAME and _SURROGATE.search(str(value)):
-            yield (key,), f"expected characters that UTF-8 can hold, got {shown(value)}"
+            yield (key,), f"expected characters that UTF-8 can encode, got {shown(value)}"
 
 
 def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
-    """Return what nodes of a graph, each right by itself, have wrong between them."""
+    """Return a message for each contradiction between nodes that are valid individually.
+
+    Checks names, execution order, cycles, state and in-place pairs, and that a file of version 1
+    uses no feature of version 2.
+    """
     newer = [k for k, node in enumerate(nodes) if node.needs_version_2]
     faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
     if version == 1:
         for k in newer:
-            keys = ", ".join(_keys_of_version_2(nodes[k]))
-            faults.append(f'{_place(nodes, k)}: {keys}: needs "version": 2, the file says 1')
+            keys = ", ".join(_version_2_keys(nodes[k]))
+            faults.append(f'{_node_label(nodes, k)}: {keys}: needs "version": 2, the file says 1')
     maker: dict[str, int] = {}
-    faults += _repeated_names(nodes, maker)
+    faults += _repeated_name_faults(nodes, maker)
     faults += _order_faults(nodes, maker)
     return faults + (list(_state_faults(nodes, maker)) if newer else [])
 
 
 def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
-    """Yield inputs that are unknown or come later, and a cycle."""
+    """Yield a message for each input that no node makes or that is made later, and for a cycle."""
     edges = []
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
             if name not in maker:
-                yield f"{_place(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
+                yield f"{_node_label(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
                 continue
             edges.append((maker[name], k))
             if maker[name] >= k:
                 yield (
-                    f"{_place(nodes, k)}.inputs: {shown(name)} is made by nodes[{maker[name]}],"
-                    " which does not come before it; nodes must be in execution order"
+                    f"{_node_label(nodes, k)}.inputs: {shown(name)} is made by "
+                    f"nodes[{maker[name]}], which does not come before it; nodes must be in "
+                    "execution order"
                 )
     if any(writer >= read for writer, read in edges):
         import networkx as nx
@@ -167,25 +178,28 @@ def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
         yield from (f"nodes: {fault}" for fault in cycle)
 
 
-def _repeated_names(nodes: Sequence[Node], maker: dict[str, int]) -> Iterator[str]:
-    """Yield names used twice, and put the first node of each tensor into `maker`."""
+def _repeated_name_faults(nodes: Sequence[Node], maker: dict[str, int]) -> Iterator[str]:
+    """Yield a message for each duplicate name of a node or tensor.
+
+    Fills `maker` with the index of the first node that makes each tensor.
+    """
     first: dict[str, int] = {}
     for k, node in enumerate(nodes):
         repeated = node.name in first
         if repeated:
-            yield f"{_place(nodes, k)}: its name is already used by nodes[{first[node.name]}]"
+            yield f"{_node_label(nodes, k)}: its name is already used by nodes[{first[node.name]}]"
         first.setdefault(node.name, k)
         for name in (tensor.name for tensor in node.outputs):
             if name in maker and not (repeated and name == node.name):
                 yield (
-                    f"{_place(nodes, k)}: its output tensor {shown(name)} is already an output of "
-                    f"nodes[{maker[name]}]"
+                    f"{_node_label(nodes, k)}: its output tensor {shown(name)} is already an "
+                    f"output of nodes[{maker[name]}]"
                 )
             maker.setdefault(name, k)
 
 
 def cycle_fault(digraph: networkx.DiGraph[Any], name: Callable[[Any], object]) -> Iterator[str]:
-    """Yield a cycle of a digraph, where it has one, by the names of its keys."""
+    """Yield a message that names the nodes of one cycle of a digraph; nothing if it is acyclic."""
     import networkx as nx
 
     try:
@@ -206,26 +220,26 @@ STATE_DEFAULTS: Final[Mapping[str, Any]] = {
     "bytes_moved": None,
     "instructions": None,
 }
-"""Facts about every node that holds state, which computes nothing; they are never written."""
+"""Attributes of every node that holds state, which computes nothing; graph files omit them."""
 
 
-def _replacing(node: Node) -> list[tuple[Tensor, str]]:
-    """Return the outputs of a node that replace a state tensor, each with its name."""
+def _replacement_pairs(node: Node) -> list[tuple[Tensor, str]]:
+    """Return the outputs of a node that replace a state tensor, each with that tensor's name."""
     return [(tensor, tensor.replaces) for tensor in node.outputs if tensor.replaces is not None]
 
 
-def _keys_of_version_2(node: Node) -> Iterator[str]:
-    """Yield the keys of a node that only a file of version 2 can have."""
+def _version_2_keys(node: Node) -> Iterator[str]:
+    """Yield the keys of a node that need version 2 of the format."""
     if node.is_state:
         yield "phase"
     if node.in_place:
         yield "in_place"
-    if _replacing(node):
+    if _replacement_pairs(node):
         yield "outputs.replaces"
 
 
 def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
-    """Yield what is wrong with state tensors, their replacements and in-place operators."""
+    """Yield a message for each violated rule of state, replacements and in-place pairs."""
     replaced: dict[str, int] = {}
     for k, node in enumerate(nodes):
         if node.is_state:
@@ -233,22 +247,22 @@ def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
         yield from _replacement_faults(nodes, k, maker, replaced)
         yield from _in_place_faults(nodes, k, maker)
     replacements = {
-        tensor.name for node in nodes if not node.is_state for tensor, _ in _replacing(node)
+        tensor.name for node in nodes if not node.is_state for tensor, _ in _replacement_pairs(node)
     }
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
-            where = f"{_place(nodes, k)}.inputs: {shown(name)}"
+            where = f"{_node_label(nodes, k)}.inputs: {shown(name)}"
             if name in replacements:
                 yield f"{where} replaces a state tensor, and no node may read it in the same step"
             elif replaced.get(name, k) < k:
                 yield (
-                    f"{where} is read after {_place(nodes, replaced[name])} has replaced it; the "
-                    "node that replaces a state tensor must be its last reader"
+                    f"{where} is read after {_node_label(nodes, replaced[name])} has replaced it; "
+                    "the node that replaces a state tensor must be its last reader"
                 )
 
 
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
-    node, where = nodes[k], _place(nodes, k)
+    node, where = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
         if getattr(node, key) != default:
             yield f"{where}.{key}: a node of phase state computes nothing; leave the key out"
@@ -261,9 +275,12 @@ def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
 def _replacement_faults(
     nodes: Sequence[Node], k: int, maker: Mapping[str, int], replaced: dict[str, int]
 ) -> Iterator[str]:
-    """Yield what is wrong with the replacements of a node, and note what it replaces."""
-    node, where = nodes[k], _place(nodes, k)
-    replacing = _replacing(node)
+    """Yield a message for each invalid replacement among a node's outputs.
+
+    Adds the state tensors that the node replaces to `replaced`.
+    """
+    node, where = nodes[k], _node_label(nodes, k)
+    replacing = _replacement_pairs(node)
     if replacing and node.is_state:
         yield f"{where}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
@@ -274,7 +291,7 @@ def _replacement_faults(
             yield f"{claim}, which no node makes"
             continue
         if not nodes[position].is_state:
-            maker_name = _place(nodes, position)
+            maker_name = _node_label(nodes, position)
             yield f"{claim}, which is no state tensor: {maker_name} is not of phase state"
             continue
         if name not in node.inputs:
@@ -283,7 +300,7 @@ def _replacement_faults(
         if was != tensor.bytes:
             yield f"{claim}, but they differ in bytes: {tensor.bytes} and {was}"
         if name in replaced:
-            yield f"{claim}, which {_place(nodes, replaced[name])} replaces already"
+            yield f"{claim}, which {_node_label(nodes, replaced[name])} replaces already"
         replaced.setdefault(name, k)
     if replacing and node.recomputable:
         yield (
@@ -293,15 +310,15 @@ def _replacement_faults(
     if replacing and node.on_aux:
         yield (
             f"{where}.on_aux: expected false, since the node replaces {shown(replacing[0][1])}: "
-            "its value does not lie on storage from the start"
+            "its value is not on storage when the step begins"
         )
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) -> Iterator[str]:
-    node, where = nodes[k], f"{_place(nodes, k)}.in_place"
+    node, where = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
-    replacements = {tensor.name for tensor, _ in _replacing(node)}
-    giver: dict[str, str] = {}
+    replacements = {tensor.name for tensor, _ in _replacement_pairs(node)}
+    output_by_input: dict[str, str] = {}
     for output, name in node.in_place:
         if output not in outputs:
             yield f"{where}: {shown(output)} is no output of the node"
@@ -310,11 +327,11 @@ def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) ->
         if name not in node.inputs:
             yield f"{where}: {shown(name)} is no input of the node"
         elif nodes[maker.get(name, k)].is_state:
-            yield f"{where}: {shown(name)} is a state tensor; its memory cannot be taken over"
-        if name in giver:
-            yield f"{where}: {shown(giver[name])} takes over {shown(name)} already"
-        giver.setdefault(name, output)
+            yield f"{where}: {shown(name)} is a state tensor; only its replacement may overwrite it"
+        if name in output_by_input:
+            yield f"{where}: {shown(output_by_input[name])} overwrites {shown(name)} already"
+        output_by_input.setdefault(name, output)
 
 
-def _place(nodes: Sequence[Node], k: int) -> str:
+def _node_label(nodes: Sequence[Node], k: int) -> str:
     return f"nodes[{k}] ({shown(nodes[k].name)})"

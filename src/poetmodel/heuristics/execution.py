@@ -19,9 +19,9 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.schedule import (
     GraphIdentity,
     Schedule,
-    paged_at_once,
     pairs_of_rows,
     spans_of_rows,
+    with_immediate_page_outs,
 )
 from poetmodel.units import format_bytes
 
@@ -163,7 +163,7 @@ class Execution:
 
     def schedule(self) -> Schedule:
         """Return the stages so far as a schedule."""
-        return paged_at_once(
+        return with_immediate_page_outs(
             self.graph,
             R=pairs_of_rows(self._computed),
             kept=spans_of_rows(self._kept),

@@ -14,7 +14,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
 from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.restorations import PAGE_IN, STORAGE_HOME, Restoration, restorations_of
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule, checkpoint_all
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def trivial(problem: Problem) -> Schedule | None:
     """Return keep-all where it keeps RAM, time and energy: only what is wanted can be better."""
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
-    return None if obstacle(problem) is not None else checkpoint_all(problem.graph)
+    return None if infeasibility_reason(problem) is not None else checkpoint_all(problem.graph)
 
 
 class _Greedy:

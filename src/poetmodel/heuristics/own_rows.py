@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Self
 
-from poetmodel.problem import CONSTRAINTS, Coefficients, LinearRow, Problem
+from poetmodel.problem import USER_CONSTRAINTS, Coefficients, LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,26 +43,26 @@ class OwnRows:
         """Use of each decision: for nodes, then for tensors."""
         self.wanted: Coefficients | None = None
         """How much each decision is wanted, by constraints or the objective; None if none is."""
-        if any(any(column) for column in problem.wanted):
-            self.wanted = problem.wanted
+        if any(any(column) for column in problem.rewards):
+            self.wanted = problem.rewards
         self.nodes = [
-            k for k, want in enumerate(problem.wanted.compute) if want and problem.may_recompute(k)
+            k for k, want in enumerate(problem.rewards.compute) if want and problem.may_recompute(k)
         ]
         """Nodes whose recomputation is wanted."""
         pages = problem.can_page
-        self.arriving = [i for i, wanted in enumerate(problem.wanted.page_in) if wanted and pages]
+        self.arriving = [i for i, wanted in enumerate(problem.rewards.page_in) if wanted and pages]
         """Tensors whose page-in is wanted."""
-        self.leaving = [i for i, wanted in enumerate(problem.wanted.page_out) if wanted and pages]
+        self.leaving = [i for i, wanted in enumerate(problem.rewards.page_out) if wanted and pages]
         """Tensors whose page-out is wanted."""
         self.leaving_home = [
-            i for i, wanted in enumerate(problem.wanted.storage_home) if wanted and pages
+            i for i, wanted in enumerate(problem.rewards.storage_home) if wanted and pages
         ]
         """State whose home is wanted on storage."""
 
     @classmethod
     def of(cls, problem: Problem) -> Self | None:
         """Return those of a problem; None where it has none and its objective wants nothing."""
-        limits = [limit for limit in problem.linear_limits if limit.name == CONSTRAINTS]
+        limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         wants = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
         return cls(problem, limits) if limits or wants else None
 

@@ -30,7 +30,7 @@ from poetmodel.heuristics.restorations import (
 )
 from poetmodel.problem import Coefficients
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
+from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -224,7 +224,7 @@ class PartialSchedule:
         graph = self.graph
         moving = (i for i in range(len(self.sizes)) if i not in self.resident)
         held = (span for i in moving for span in self._spans(i))
-        return paged_at_once(
+        return with_immediate_page_outs(
             graph,
             R=((t, k) for t, nodes in enumerate(self.recomputed) for k in (*sorted(nodes), t)),
             kept=held,

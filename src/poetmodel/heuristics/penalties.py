@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.heuristics.own_rows import OwnRows
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.problem import CONSTRAINTS, Coefficients, Problem, weighted
+from poetmodel.problem import USER_CONSTRAINTS, Coefficients, Problem, weighted_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,9 +60,9 @@ class PenalizedObjective:
         """The minimized quantity; for RAM nothing."""
         self.rows = OwnRows.of(problem)
         """Own constraints, and what the objective wants; None without."""
-        self.rewards = 0.0 if objective.own is None else objective.own.rewards
+        self.rewards = 0.0 if objective.user_sum is None else objective.user_sum.rewards
         """Least possible sum of the objective's negative terms, 0 or less."""
-        greedy = [(self.objective, 1 / (abs(objective.baseline) or objective.whole or 1.0))]
+        greedy = [(self.objective, 1 / (abs(objective.baseline) or objective.scale or 1.0))]
         if objective != energy:
             tie = energy.coefficients
             greedy.append((tie, _TIE / (energy.baseline or 1.0)))
@@ -72,7 +72,7 @@ class PenalizedObjective:
         penalty = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
             prices, upper = limit.coefficients, limit.upper
-            if limit.name != CONSTRAINTS:
+            if limit.name != USER_CONSTRAINTS:
                 self.limits.append((prices, upper))
                 penalty.append((prices, 1 / max(upper, _TINY * limit.baseline, _TINY)))
         if self.rows is not None:
@@ -83,7 +83,7 @@ class PenalizedObjective:
                     penalty.append((Coefficients(*added), 1 / unit))
         self.is_limited = len(penalty) > 1
         """Whether the use of limits can be priced."""
-        self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)
+        self._greedy, self._penalty = weighted_sum(*greedy), weighted_sum(*penalty)
 
     def prices(self, penalty: float) -> Coefficients:
         """Return the score to be greedy about: the objective, and a chosen share of the limits.
@@ -94,8 +94,8 @@ class PenalizedObjective:
         if not self.is_limited or penalty == 0:
             return self._greedy
         if penalty == float("inf"):
-            return weighted((self._penalty, 1.0), (self._greedy, _TIE))
-        return weighted((self._greedy, 1.0), (self._penalty, penalty))
+            return weighted_sum((self._penalty, 1.0), (self._greedy, _TIE))
+        return weighted_sum((self._greedy, 1.0), (self._penalty, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
         """Return the penalty at which limits weigh as much as the objective."""

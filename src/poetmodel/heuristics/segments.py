@@ -36,8 +36,9 @@ MIN_NODES: Final = 200
 """Smallest graph that is cut into segments [nodes]; repair of smaller ones is quick and better."""
 REPAIR_TIME_RATIO: Final = 4.0
 """Time for repairs of segments, as a multiple of the time that making all segments took."""
-SEARCH_TIME_RATIO: Final = 0.7
-"""Share of the time that is left after which the best segments are taken."""
+SEARCH_TIME_RATIO: Final = 0.5
+"""Share of the time that is left after which the best segments are taken. The rest is for the
+schedule, which takes as long as several segmentations on graphs of ten thousand nodes."""
 MAX_PEAKS: Final = 8
 """Peaks tried by bisection where the least is wanted."""
 MAX_SEGMENTS: Final = 256

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from itertools import product
+from operator import sub
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.lowered.calls import Call, ConvolutionSizes, Ref
@@ -31,6 +32,8 @@ _BLOCK: Final = 4
 """Rows, columns, channels or places that kernels take at once."""
 _INT8: Final = (-128, 127)
 """The limits of an element of int8."""
+_MAX_SUMMED: Final = 256
+"""Largest number of int8 elements whose sum fits in 16 bits."""
 _SLIDING: Final = (3, 5)
 """Columns of the windows that slide: see ``pm_correlate.h``."""
 
@@ -367,9 +370,25 @@ def _count_q8_elements(counts: Counter[str], given: Mapping[str, Any]) -> None:
     _count_limited(counts, given, given["n"])
 
 
-def _count_q8_average(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    _count_planes(counts, {"row_step": 1, "column_step": 1, **given})
-    _count_limited(counts, given, counts["element"])
+def _count_q8_pool(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    """Count places, and the elements that their windows see, by words of four channels and rests.
+
+    Means of more than 256 elements are summed one channel after the other.
+    """
+    given = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **given}
+    places = given["batch"] * given["height"] * given["width"]
+    rows = given["batch"] * _seen(given, "row")
+    elements = rows * _seen(given, "column")
+    words, rest = divmod(given["channels"], _BLOCK)
+    lists = (given["rows"], given["columns"])
+    largest = math.prod(max(map(sub, ends[1::2], ends[::2])) for ends in lists)
+    if "scale" in given and largest > _MAX_SUMMED:
+        words, rest = 0, given["channels"]
+    counts.update(place=places)
+    for name, times in (("4", words), ("1", rest)):
+        seen = {"element": places, "row": rows * given["width"], "seen": elements}
+        counts.update({f"{name} {what}": times * number for what, number in seen.items()})
+    _count_limited(counts, given, places * given["channels"])
 
 
 def _count_q8_pointwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
@@ -545,7 +564,8 @@ _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_q8_conv2d": _count_q8_convolution,
     "pm_q8_depthwise": _count_q8_depthwise,
     "pm_q8_add": _count_q8_elements,
-    "pm_q8_average": _count_q8_average,
+    "pm_q8_average": _count_q8_pool,
+    "pm_q8_maximum": _count_q8_pool,
     "pm_q8_start": _count_q8_start,
     "pm_q8_sgd": _count_q8_update,
     "pm_q8_stochastic": _count_q8_update,

@@ -46,7 +46,7 @@ def _beside(m: Model) -> None:
         paged_in_beside[i] <= most * paged_out[i]    i is not on storage from the start
     """
     problem, events = m.problem, m.events
-    wanted, node_of = problem.wanted, problem.graph.node_of
+    wanted, node_of = problem.rewards, problem.graph.node_of
     again = {
         k: problem.graph.last_stages[k] - k - len(events.recompute[k])
         for k, wants in enumerate(wanted.compute)

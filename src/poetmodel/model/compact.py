@@ -13,7 +13,7 @@ from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import stated_limit
 from poetmodel.model.memory import MEMORY, StepView
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, add_limit
-from poetmodel.problem import LinearRow, Quantity, over_totals
+from poetmodel.problem import LinearRow, Quantity, row_over_totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def _variables(m: Model) -> None:
     What a limit or the objective wants for its own sake (a lower limit, a negative coefficient) is
     offered in every stage: recomputations, page-ins, and page-outs of whatever they are wanted of.
     """
-    graph, events, wanted = m.problem.working_graph, m.events, m.problem.wanted
+    graph, events, wanted = m.problem.working_graph, m.events, m.problem.rewards
     last = len(graph.nodes) - 1
     kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
     recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
@@ -116,7 +116,7 @@ def _once(m: Model) -> None:
     sake, it may go in one of several stages to make room for a recomputation, and come back: there
     are no rows then.
     """
-    graph, wanted, grouping = m.problem.working_graph, m.problem.wanted, m.grouping
+    graph, wanted, grouping = m.problem.working_graph, m.problem.rewards, m.grouping
     several = {
         group
         for group, last in enumerate(grouping.last_stage)
@@ -257,7 +257,7 @@ def _storage(m: Model) -> None:
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
     writes = problem.quantity(Quantity.WRITES).coefficients
     room = writes._replace(page_out=taken, storage_home=homes)
-    add_limit(m, over_totals(problem, room, name="storage", upper=limit))
+    add_limit(m, row_over_totals(problem, room, name="storage", upper=limit))
 
 
 STORAGE = Component(
@@ -291,7 +291,7 @@ def state_stage_limits(m: Model, view: StepView, numbers: Iterable[int]) -> None
         found = ((value, columns[family](*index)) for value, (family, index) in row.terms if value)
         terms = {column: value for value, column in found if column is not None}
         pairs = ((value, column) for column, value in terms.items())
-        limit = LinearRow.of(pairs, upper=row.upper, name="stage_limits", key=number)
+        limit = LinearRow.from_terms(pairs, upper=row.upper, name="stage_limits", key=number)
         scaled = stated_limit(m, limit)
         if scaled is not None:
             m.add_linear_row(scaled)

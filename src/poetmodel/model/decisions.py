@@ -54,7 +54,7 @@ class Decisions:
     def stated(self, row: LinearRow) -> LinearRow:
         """Return a row over totals as one over the columns of these decisions."""
         terms = self.terms(row.coefficients)
-        return LinearRow.of(terms, upper=row.upper, name=row.name, key=row.key)
+        return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
         """Return a sum over these decisions, in the unit of its coefficients."""

@@ -77,8 +77,8 @@ def storage_is_limiting(problem: Problem) -> bool:
         for size, users, into, out, stored in zip(
             graph.tensor_bytes,
             graph.users_of,
-            problem.wanted.page_in,
-            problem.wanted.page_out,
+            problem.rewards.page_in,
+            problem.rewards.page_out,
             graph.starts_on_storage,
             strict=True,
         )
@@ -147,7 +147,7 @@ def _counted(problem: Problem) -> list[Coefficients]:
 
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model must offer its recomputation."""
-    graph, wanted = problem.graph, problem.wanted.compute
+    graph, wanted = problem.graph, problem.rewards.compute
     limiting = storage_is_limiting(problem)
     return tuple(
         problem.may_recompute(k)
@@ -243,7 +243,7 @@ def _handed_on(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
 
     With that node, and those of its outputs that anybody reads.
     """
-    graph, wanted = problem.working_graph, problem.wanted
+    graph, wanted = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
     for i, (size, readers) in enumerate(zip(graph.tensor_bytes, graph.users_of, strict=True)):
         if not size or len(readers) != 1 or i in state or wanted.page_in[i]:
@@ -282,7 +282,7 @@ class _Sweep:
     ) -> None:
         self.problem = problem
         self.graph = problem.working_graph
-        self.wanted = problem.wanted
+        self.wanted = problem.rewards
         self.group_of = group_of
         self.recomputable = recomputable
         self.is_free = is_free

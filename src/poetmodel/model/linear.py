@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.model.arrays import Label, Model
-from poetmodel.problem.rows import ROUNDING, LinearRow
+from poetmodel.problem.rows import ROUNDING_ERROR, LinearRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def room(row: LinearRow, most: Sequence[float]) -> float:
     """
     taken: float = sum(-value * round(most[column]) for value, column in row.terms if value < 0)
     whole = isinstance(row.upper, int)
-    return row.upper + taken + (0 if whole else ROUNDING * taken)
+    return row.upper + taken + (0 if whole else ROUNDING_ERROR * taken)
 
 
 def limit_row(row: LinearRow) -> LinearRow | None:
@@ -112,7 +112,7 @@ def as_needed(row: LinearRow, most: Sequence[float]) -> LinearRow:
     added = sum(value * round(most[column]) for value, column in row.terms if value > 0)
     needed = added - row.upper
     if not isinstance(needed, int):
-        needed += ROUNDING * added
+        needed += ROUNDING_ERROR * added
     return replace(row, values=[max(value, -needed) for value in row.values]) if needed > 0 else row
 
 
@@ -136,7 +136,7 @@ def signed_row(row: LinearRow, most: Sequence[float]) -> LinearRow | None:
         for (value, column), count in zip(terms, times, strict=True)
         for _ in range(count)
     ]
-    scaled = limit_row(LinearRow.of(literals, upper=room(row, most)))
+    scaled = limit_row(LinearRow.from_terms(literals, upper=room(row, most)))
     if scaled is None:
         return None
     signed = list(scaled.terms)
@@ -147,7 +147,7 @@ def signed_row(row: LinearRow, most: Sequence[float]) -> LinearRow | None:
         if -lost < value < 0:
             merged_row.setdefault(column, -2 * NEGLIGIBLE)
     pairs = ((value, column) for column, value in merged_row.items())
-    return LinearRow.of(pairs, upper=right, name=row.name, key=row.key)
+    return LinearRow.from_terms(pairs, upper=right, name=row.name, key=row.key)
 
 
 def stated_limit(m: Model, limit: LinearRow) -> LinearRow | None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import as_needed, room, stated_limit
 from poetmodel.problem import (
-    CONSTRAINTS,
     DEADLINE_ROWS,
+    USER_CONSTRAINTS,
     Coefficients,
     LinearRow,
     Problem,
-    largest_rewards,
+    min_negative_sum,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def minimized(m: Model, problem: Problem) -> tuple[list[Term], float]:
             for column in objective.coefficients
         )
     )
-    rewards = largest_rewards(problem.graph, capped)
+    rewards = min_negative_sum(problem.graph, capped)
     return m.decisions.terms(capped), -rewards if rewards else 0.0
 
 
@@ -127,9 +127,9 @@ def _constraints(m: Model) -> None:
         sum(M_out[t,i], t >= node(i)) <= 1
     """
     for limit in m.problem.linear_limits:
-        if limit.name == CONSTRAINTS:
+        if limit.name == USER_CONSTRAINTS:
             add_limit(m, limit)
-    wanted = m.problem.wanted.page_out
+    wanted = m.problem.rewards.page_out
     outs: dict[int, list[int]] = {}
     for i, column in m.decisions.page_outs:
         if wanted[i]:
@@ -141,7 +141,7 @@ def _constraints(m: Model) -> None:
 
 
 OWN_CONSTRAINTS = Component(
-    CONSTRAINTS,
+    USER_CONSTRAINTS,
     _constraints,
     "poetmodel: a user's own rows, over the decisions that totals count",
     AFTER_VARIABLES,

@@ -279,7 +279,7 @@ def _memory(m: Model) -> None:
         else:
             terms.append((1.0, m.U[t, k - 1]))
             terms += [(-size[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
-        m.add_linear_row(LinearRow.of(terms, lower=0.0, upper=0.0, key=(t, k)))
+        m.add_linear_row(LinearRow.from_terms(terms, lower=0.0, upper=0.0, key=(t, k)))
 
 
 PAPER = Formulation(

@@ -143,7 +143,7 @@ def _storage(m: Model) -> None:
     m.add_variables("stored", written, integer=False)
     homes = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
     terms = merge_terms([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
-    row = stated_limit(m, LinearRow.of(terms, upper=limit, name="storage"))
+    row = stated_limit(m, LinearRow.from_terms(terms, upper=limit, name="storage"))
     if row is None:
         return
     m.begin_rows("storage")

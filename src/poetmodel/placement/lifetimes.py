@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.plan.alignment import aligned
-from poetmodel.plan.stays import stays
+from poetmodel.plan.alignment import round_up
+from poetmodel.plan.stays import list_stays
 from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
     blocks: list[Block] = []
     latest: dict[int | None, Block] = {}
     """Block that contains the latest copy of each tensor."""
-    for copy in stays(graph, plan):
+    for copy in list_stays(graph, plan):
         block = latest.get(copy.in_place_of)
         if block is None:
             block = Block()
             blocks.append(block)
         if copy.content == Content.OUTPUT:
             latest[copy.index] = block
-        end = copy.vacated(plan.program)
-        block.spans.append(Span(copy.begin, end, aligned(copy.bytes, alignment)))
+        end = copy.first_free_position(plan.program)
+        block.spans.append(Span(copy.begin, end, round_up(copy.bytes, alignment)))
         block.contents.append((copy.begin, copy.content, copy.index))
     return blocks
 

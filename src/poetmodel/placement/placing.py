@@ -11,7 +11,7 @@ from poetmodel.placement.lifetimes import Block, blocks_of, lower_bound_bytes
 from poetmodel.placement.packing import Packing, search
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.alignment import ALIGNMENT, check_alignment
-from poetmodel.plan.arena import Arena, Placed
+from poetmodel.plan.arena import Arena, CopyOffset
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def place(
         alignment=alignment,
         offsets=tuple(
             sorted(
-                Placed(*content, offset) for block, offset in placed for content in block.contents
+                CopyOffset(*content, offset)
+                for block, offset in placed
+                for content in block.contents
             )
         ),
     )

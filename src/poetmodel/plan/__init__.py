@@ -1,4 +1,4 @@
-"""Plans: the program that a device runs, its simulator, its files and its listings."""
+"""Plans: programs that a device executes, their simulator, files and listings."""
 
 from poetmodel.plan.arena import Arena
 from poetmodel.plan.arena_check import ArenaCheck, check_arena

@@ -1,4 +1,4 @@
-"""Alignment of addresses: sizes and graphs rounded up to it, and that of a device."""
+"""Alignment of addresses: rounding of sizes, and the alignment that a device needs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 ALIGNMENT: Final = 16
-"""Offsets are multiples of this unless another alignment is wanted [B]."""
+"""Default alignment of offsets [B]."""
 
 
-def aligned(size_bytes: int, alignment: int) -> int:
+def round_up(size_bytes: int, alignment: int) -> int:
     """Return a size rounded up to a multiple of the alignment."""
     return -(-size_bytes // alignment) * alignment
 
 
-def aligned_graph(graph: Graph, alignment: int) -> Graph:
-    """Return a graph with the sizes that its tensors and workspaces have in a block."""
+def align_sizes(graph: Graph, alignment: int) -> Graph:
+    """Return the graph with sizes of tensors and workspaces rounded up to the alignment."""
     nodes = tuple(
         replace(
             node,
-            workspace_bytes=aligned(node.workspace_bytes, alignment),
+            workspace_bytes=round_up(node.workspace_bytes, alignment),
             outputs=tuple(
-                replace(tensor, bytes=aligned(tensor.bytes, alignment)) for tensor in node.outputs
+                replace(tensor, bytes=round_up(tensor.bytes, alignment)) for tensor in node.outputs
             ),
         )
         for node in graph.nodes
@@ -35,16 +35,16 @@ def aligned_graph(graph: Graph, alignment: int) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def alignment_on(device: Device | None) -> int:
-    """Return what offsets on a device are multiples of [B].
+def device_alignment(device: Device | None) -> int:
+    """Return the alignment of offsets on a device [B].
 
-    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
-    of what is moved and a part of something else cannot be cleaned or discarded.
+    It is at least a cache line if DMA moves memory behind a data cache: a cache line with both DMA
+    and other data could be neither cleaned nor invalidated.
     """
     return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
 def check_alignment(alignment: int) -> None:
-    """Raise `PlanError` unless this is a power of two."""
+    """Raise `PlanError` unless the alignment is a power of two."""
     if alignment < 1 or alignment & (alignment - 1):
         raise PlanError(f"alignment: expected a power of two, got {shown(alignment)}")

@@ -1,4 +1,4 @@
-"""Addresses: where in one block of RAM each copy of a tensor and each workspace of a plan lies."""
+"""The arena: offsets in one block of RAM for all copies of tensors and workspaces of a plan."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from poetmodel.plan.io import ArenaEntry
 
 
-class Placed(NamedTuple):
+class CopyOffset(NamedTuple):
     """The offset of one copy of a tensor, or of one workspace."""
 
     position: int
-    """The instruction that makes it; `BEFORE` for resident state."""
+    """Position of the instruction that makes it; `BEFORE` for resident state."""
     content: Content
     index: int  # type: ignore[assignment] # takes the place of the search method of tuples
-    """A tensor's number; a node's index for a workspace."""
+    """Index of a tensor, or of a node for a workspace."""
     offset: int
-    """Its first byte [B]."""
+    """Offset of its first byte [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """Offsets for all that a plan has in RAM, in one block.
+    """Offsets in one block for everything that a plan has in RAM.
 
-    Outputs that take over the memory of an input, or replace state, are where that was: the first
-    have the same offset, the second none of their own.
+    An output that overwrites an input in place has the same offset. A replacement of state has no
+    offset of its own, since it uses the memory of its state tensor.
 
     Raises
     ------
@@ -42,16 +42,16 @@ class Arena:
     """
 
     bytes: int
-    """The size of the block: the highest end of a copy, rounded up to the alignment [B]."""
+    """Size of the block: the highest end of a copy, rounded up to the alignment [B]."""
     lower_bound_bytes: int
-    """The highest sum of what is in RAM at once, each rounded up to the alignment [B]."""
+    """Maximum sum of sizes in RAM at once, each rounded up to the alignment [B]."""
     alignment: int = ALIGNMENT
-    """Every offset is a multiple of it, a power of two [B]."""
-    offsets: tuple[Placed, ...] = field(repr=False)
+    """Alignment of every offset, a power of two [B]."""
+    offsets: tuple[CopyOffset, ...] = field(repr=False)
     """One for each copy and workspace, in the order in which the program makes them."""
 
     def __post_init__(self) -> None:
-        placed = tuple(Placed(p, Content(content), k, at) for p, content, k, at in self.offsets)
+        placed = tuple(CopyOffset(p, Content(content), k, at) for p, content, k, at in self.offsets)
         object.__setattr__(self, "offsets", placed)
         check_alignment(self.alignment)
         faults = [
@@ -72,12 +72,12 @@ class Arena:
 
     @property
     def fragmentation(self) -> float:
-        """How much more than the lower bound the block takes, as a fraction of the bound."""
-        more = self.bytes - self.lower_bound_bytes
-        return more / self.lower_bound_bytes if self.lower_bound_bytes else float(more > 0)
+        """Excess of the block over the lower bound, as a fraction of the bound."""
+        excess = self.bytes - self.lower_bound_bytes
+        return excess / self.lower_bound_bytes if self.lower_bound_bytes else float(excess > 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part ``arena`` of a plan file."""
+        """Return the value of ``arena`` in a plan file."""
         return {
             "bytes": self.bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
@@ -87,22 +87,22 @@ class Arena:
 
     @staticmethod
     def load(path: str | Path) -> Arena:
-        """Read the addresses in a ``*.plan.json`` file; `PlanError` where it has none."""
+        """Read the arena of a ``*.plan.json`` file; raise `PlanError` if the file has none."""
         from poetmodel.plan.io import load_file
 
         entry = load_file(path).arena
         if entry is None:
             raise PlanError(f"{path}: arena: missing; 'poetmodel plan --arena' makes addresses")
-        return Arena.of_entry(entry)
+        return Arena.from_entry(entry)
 
     @staticmethod
-    def of_entry(entry: ArenaEntry) -> Arena:
-        """Return the addresses of a plan file."""
+    def from_entry(entry: ArenaEntry) -> Arena:
+        """Make an arena from the value of ``arena`` in a plan file."""
         return Arena(
             bytes=entry.bytes,
             lower_bound_bytes=entry.lower_bound_bytes,
             alignment=entry.alignment,
             offsets=tuple(
-                Placed(p, Content(content), k, at) for p, content, k, at in entry.offsets
+                CopyOffset(p, Content(content), k, at) for p, content, k, at in entry.offsets
             ),
         )

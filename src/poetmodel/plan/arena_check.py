@@ -1,4 +1,4 @@
-"""The check of addresses against the machine's RAM; it knows nothing of what chose them."""
+"""Check of offsets against the RAM content that the machine simulates, independent of placement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.errors import shown
-from poetmodel.plan.alignment import aligned
-from poetmodel.plan.stays import stays
+from poetmodel.plan.alignment import round_up
+from poetmodel.plan.stays import list_stays
 from poetmodel.schedule.machine import BEFORE, Content, Stay
 from poetmodel.units import format_bytes
 
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
 
 
 class Rectangle(NamedTuple):
-    """RAM of a copy or workspace, over positions of the program."""
+    """Memory of a copy or workspace: a range of bytes over a range of program positions."""
 
     begin: int
-    """The position that makes it; `BEFORE` for resident state."""
+    """Position of the instruction that makes it; `BEFORE` for resident state."""
     end: int
-    """The position that frees it, or one past the last that has it."""
+    """Position of the free, or one past the last position that uses it."""
     offset: int | None
-    """Its first byte [B]; None without an address."""
+    """Offset of its first byte [B]; None if the arena has none."""
     bytes: int
     """Its size [B]."""
     content: Content
-    index: int  # type: ignore[assignment] # as above
-    """A tensor's number; a node's index for a workspace."""
+    index: int  # type: ignore[assignment] # hides tuple.index
+    """Index of a tensor, or of a node for a workspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaCheck:
-    """Faults of a plan's addresses, and the plan's content of RAM over time."""
+    """Violations of a plan's arena, and the rectangles of all copies."""
 
     violations: tuple[str, ...]
-    """Every broken rule, in words."""
+    """A message for every violated rule."""
     bytes: int
-    """The highest end of what has an address, rounded up to the alignment [B]."""
+    """Highest end of a copy, rounded up to the alignment [B]."""
     lower_bound_bytes: int
-    """The highest sum of what is in RAM at once, each rounded up to the alignment [B]."""
+    """Maximum sum of sizes in RAM at once, each rounded up to the alignment [B]."""
     rectangles: tuple[Rectangle, ...] = field(repr=False)
     """All copies and workspaces, in the order in which the program makes them."""
 
     @property
     def valid(self) -> bool:
-        """Whether there is no violation."""
+        """Whether there are no violations."""
         return not self.violations
 
 
 def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
-    """Hold the addresses of a program against what it has in RAM, and report every violation.
+    """Check the offsets of a program against its simulated RAM content; return every violation.
 
     Parameters
     ----------
@@ -66,98 +66,103 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     plan : Plan
         A plan that `check_plan` finds valid.
     arena : Arena
-        Its addresses.
+        Its offsets.
 
     Returns
     -------
     ArenaCheck
-        Violations and sizes. It never raises on a bad program.
+        Violations and sizes. Never raises for an invalid program.
 
     Raises
     ------
     PlanError
-        If the plan names another graph.
+        If the plan is for another graph.
 
     Notes
     -----
     Each copy (a first computation, a recomputation, a page-in, a first read of state, resident
-    state) and each workspace has exactly one offset, which is aligned, and ends inside the block.
-    What is in RAM together does not overlap, but for an output that takes over the memory of an
-    input: both have the same offset. A replacement of state lies where the state lay. Nothing has
-    an offset that the program does not make; sizes stated are those of the walk, and the block
+    state) and each workspace has exactly one aligned offset and ends inside the block. Copies that
+    are in RAM together do not overlap, except an output that overwrites an input in place: both
+    have the same offset. A replacement uses the memory of its state tensor. Offsets of copies that
+    the program does not make are violations. Stated sizes equal the simulated ones, and the block
     fits the budget of the plan.
     """
-    offsets = _Offsets(graph, plan, arena)
-    for _, copies in groupby(stays(graph, plan), key=attrgetter("begin")):
-        offsets.check(list(copies))
-    offsets.check_claims()
+    checker = _ArenaChecker(graph, plan, arena)
+    for _, copies in groupby(list_stays(graph, plan), key=attrgetter("begin")):
+        checker.check_copies(list(copies))
+    checker.check_claims()
     return ArenaCheck(
-        violations=tuple(offsets.violations),
-        bytes=offsets.highest,
-        lower_bound_bytes=offsets.lower_bound_bytes,
-        rectangles=tuple(offsets.rectangles),
+        violations=tuple(checker.violations),
+        bytes=checker.end_bytes,
+        lower_bound_bytes=checker.lower_bound_bytes,
+        rectangles=tuple(checker.rectangles),
     )
 
 
-class _Offsets:
-    """The addresses of what is in RAM, from instruction to instruction."""
+class _ArenaChecker:
+    """Checks offsets instruction by instruction; has live rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
         self.live: list[Rectangle] = []
-        self.lower_bound_bytes = self.highest = 0
+        self.lower_bound_bytes = self.end_bytes = 0
         self.violations: list[str] = []
         self.unused: dict[tuple[int, Content, int], int] = {}
         for position, content, index, offset in arena.offsets:
             key = (position, content, index)
             if key in self.unused:
-                self._violate(key, "has two offsets")
+                self._add_violation(key, "has two offsets")
             self.unused[key] = offset
 
-    def check(self, copies: Sequence[Stay]) -> None:
-        """Give what an instruction makes its addresses, beside all that is in RAM."""
+    def check_copies(self, copies: Sequence[Stay]) -> None:
+        """Add the copies that an instruction makes; check their offsets against live copies."""
         position = copies[0].begin
         self.live = [other for other in self.live if other.end > position]
         total, alignment = 0, self.arena.alignment
         for copy in copies:
-            offset, end = self._offset(copy), copy.vacated(self.plan.program)
+            offset, end = self._pop_offset(copy), copy.first_free_position(self.plan.program)
             rectangle = Rectangle(position, end, offset, copy.bytes, copy.content, copy.index)
-            giver = None if copy.in_place_of is None else self._giver(copy)
-            self._check_apart(rectangle, (other for other in self.live if other is not giver))
-            if giver is not None:
-                self._check_pair(rectangle, giver)
-                # Both are live: what the output took over counts once.
-                total -= aligned(min(rectangle.bytes, giver.bytes), alignment)
+            overwritten = None if copy.in_place_of is None else self._overwritten_rectangle(copy)
+            self._check_overlap(
+                rectangle, (other for other in self.live if other is not overwritten)
+            )
+            if overwritten is not None:
+                self._check_in_place(rectangle, overwritten)
+                # Both are live: overwritten bytes count once.
+                total -= round_up(min(rectangle.bytes, overwritten.bytes), alignment)
             self.live.append(rectangle)
             self.rectangles.append(rectangle)
-        total += sum(aligned(rectangle.bytes, alignment) for rectangle in self.live)
+        total += sum(round_up(rectangle.bytes, alignment) for rectangle in self.live)
         self.lower_bound_bytes = max(self.lower_bound_bytes, total)
 
-    def _giver(self, copy: Stay) -> Rectangle:
-        """Return the previous content of the memory that a copy takes over."""
+    def _overwritten_rectangle(self, copy: Stay) -> Rectangle:
+        """Return the rectangle of the input that a copy overwrites in place."""
         return next(
             other
             for other in self.live
             if other.index == copy.in_place_of and other.begin < copy.begin
         )
 
-    def _offset(self, copy: Stay) -> int | None:
-        """Return the offset of something, and check it by itself."""
+    def _pop_offset(self, copy: Stay) -> int | None:
+        """Return the offset of a copy, and mark it as used; None if there is none.
+
+        Adds violations of alignment and size of the block.
+        """
         key = (copy.begin, copy.content, copy.index)
         offset = self.unused.pop(key, None)
         if offset is None:
-            self._violate(key, "has no offset")
+            self._add_violation(key, "has no offset")
             return None
         if offset % self.arena.alignment:
-            self._violate(key, f"is at {offset:,}, no multiple of {self.arena.alignment}")
+            self._add_violation(key, f"is at {offset:,}, no multiple of {self.arena.alignment}")
         end = offset + copy.bytes
         if end > self.arena.bytes:
-            self._violate(key, f"ends at {end:,}, outside of the {self.arena.bytes:,} B")
-        self.highest = max(self.highest, aligned(end, self.arena.alignment))
+            self._add_violation(key, f"ends at {end:,}, outside of the {self.arena.bytes:,} B")
+        self.end_bytes = max(self.end_bytes, round_up(end, self.arena.alignment))
         return offset
 
-    def _check_apart(self, rectangle: Rectangle, others: Iterable[Rectangle]) -> None:
+    def _check_overlap(self, rectangle: Rectangle, others: Iterable[Rectangle]) -> None:
         begin, size = rectangle.offset, rectangle.bytes
         if begin is None or not size:
             return
@@ -166,47 +171,48 @@ class _Offsets:
             at = other.offset
             if at is None or at >= end or at + other.bytes <= begin or not other.bytes:
                 continue
-            self._violate(
+            self._add_violation(
                 (rectangle.begin, rectangle.content, rectangle.index),
                 f"is at {begin:,} to {end:,} and overlaps "
-                f"{self._name(other.content, other.index)} at {at:,} to {at + other.bytes:,}",
+                f"{self._describe(other.content, other.index)} at {at:,} to {at + other.bytes:,}",
             )
 
-    def _check_pair(self, rectangle: Rectangle, giver: Rectangle) -> None:
+    def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:
         if (
-            rectangle.offset != giver.offset
+            rectangle.offset != overwritten.offset
             and rectangle.offset is not None
-            and giver.offset is not None
+            and overwritten.offset is not None
         ):
-            self._violate(
+            self._add_violation(
                 (rectangle.begin, rectangle.content, rectangle.index),
                 f"is at {rectangle.offset:,}, but is made in place of "
-                f"{self._name(giver.content, giver.index)} at {giver.offset:,}",
+                f"{self._describe(overwritten.content, overwritten.index)} at "
+                f"{overwritten.offset:,}",
             )
 
     def check_claims(self) -> None:
-        """Look for offsets of nothing, and hold the sizes stated against those that came out."""
+        """Add violations for unused offsets, wrong stated sizes, and an exceeded budget."""
         for key in self.unused:
-            self._violate(key, "has an offset, but the program makes no such thing there")
+            self._add_violation(key, "has an offset, but the program makes no such copy there")
         arena, budget = self.arena, self.plan.ram_budget_bytes
         for name, stated, actual in (
-            ("bytes", arena.bytes, self.highest),
+            ("bytes", arena.bytes, self.end_bytes),
             ("lower_bound_bytes", arena.lower_bound_bytes, self.lower_bound_bytes),
         ):
             if stated != actual:
-                self.violations.append(f"arena: {name} is {actual:,}, stated are {stated:,}")
+                self.violations.append(f"arena: {name} is {actual:,}, stated is {stated:,}")
         if budget is not None and arena.bytes > budget:
             self.violations.append(
                 f"arena: {arena.bytes:,} B are {format_bytes(arena.bytes - budget)} above the "
                 f"{budget:,} B that tensors may use"
             )
 
-    def _violate(self, key: tuple[int, Content, int], what: str) -> None:
+    def _add_violation(self, key: tuple[int, Content, int], problem: str) -> None:
         position, content, index = key
         where = "before the program" if position == BEFORE else f"instruction {position}"
-        self.violations.append(f"arena: {where}: {self._name(content, index)} {what}")
+        self.violations.append(f"arena: {where}: {self._describe(content, index)} {problem}")
 
-    def _name(self, content: Content, index: int) -> str:
-        known = self.graph.tensors if content == Content.OUTPUT else self.graph.nodes
-        name = shown(known[index].name) if 0 <= index < len(known) else str(index)
+    def _describe(self, content: Content, index: int) -> str:
+        items = self.graph.tensors if content == Content.OUTPUT else self.graph.nodes
+        name = shown(items[index].name) if 0 <= index < len(items) else str(index)
         return f"tensor {name}" if content == Content.OUTPUT else f"the workspace of {name}"

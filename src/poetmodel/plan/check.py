@@ -1,4 +1,4 @@
-"""What the simulation of a plan finds: metrics, times of instructions, violations."""
+"""Result of simulating a plan: metrics, times of instructions, violations."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCheck:
-    """The result of simulating a plan; with violations, the figures mean little."""
+    """The result of simulating a plan; with violations, metrics are unreliable."""
 
     violations: tuple[str, ...]
-    """Every broken rule and limit, in words."""
+    """A message for every violated rule and limit."""
     moments: tuple[Moment, ...] = field(repr=False)
-    """One per instruction of the program; without costs all times are 0."""
+    """One per instruction of the program; without costs, all times are 0."""
     peak_ram_bytes: int
-    """Highest RAM use [B]."""
+    """Maximum RAM use [B]."""
     peak_position: int | None
-    """The first instruction with that use; None for an empty program."""
+    """Position of the first instruction with that use; None for an empty program."""
     aux_used_bytes: int
-    """All tensors ever paged out, and state that is not resident, together [B].
+    """Size of all tensors ever paged out, and of state that is not resident [B].
 
-    Samples that start on storage do not count, and replacements take the room of what they replace.
-    """
+    Samples that start on storage do not count; replacements share the storage of their state."""
     written_bytes: int
-    """Bytes paged out, each time counted [B]."""
+    """Bytes paged out, once per page-out [B]."""
     read_bytes: int
-    """Bytes paged in, first reads of state included, each time counted [B]."""
+    """Bytes paged in, once per page-in, including first reads of state [B]."""
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
@@ -39,9 +38,9 @@ class PlanCheck:
     stall_s: float | None = None
     """Time that the core waits for the bus [s]; None without costs."""
     makespan_s: float | None = None
-    """When both clocks have stopped [s]; None without costs."""
+    """Time until core and bus are both finished [s]; None without costs."""
     energy_j: float | None = None
-    """Energy of the step [J]: idle power is drawn over the makespan; None without costs."""
+    """Energy of the step, including idle power over the makespan [J]; None without costs."""
 
     def __repr__(self) -> str:
         faults = f"violations: {'; '.join(self.violations)}"
@@ -51,5 +50,5 @@ class PlanCheck:
 
     @property
     def valid(self) -> bool:
-        """Whether there is no violation."""
+        """Whether there are no violations."""
         return not self.violations

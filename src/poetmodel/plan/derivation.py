@@ -1,4 +1,4 @@
-"""Instructions that follow from the others: waits before a use, and frees after the last one."""
+"""Derivation of instructions from the others: waits before uses, and frees after last uses."""
 
 from __future__ import annotations
 
@@ -17,69 +17,72 @@ _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 
 
 def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: StorageMode) -> Program:
-    """Complete a list of computations and transfers to a program.
+    """Add waits and frees to computations and transfers, so that they form a program.
 
-    `steps` are in program order, with first reads as page-ins; for ``dma`` they hold the ``wait i``
-    of a page-out whose tensor is to be released later than right after its last use, or is to be at
-    rest before that, but no other waits and no frees. Programs for ``blocking`` need no waits, and
-    get none.
+    `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
+    the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
+    whose transfer must be complete before that; they include no other waits and no frees. For
+    ``blocking``, waits are dropped.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
-    next copy is made; what nothing touches is gone right after it is made. A transfer is waited for
-    before the first instruction that needs it done. The rules, by which the result is unique:
+    next copy is made. A copy that no step touches is freed right after it is made. A transfer is
+    waited for before the first instruction that needs it. The result is unique by these rules:
 
-    - Right after a step, every tensor is freed whose copy it is the last to touch, in ascending
-      order; where a transfer of that copy is still under way, its ``wait`` comes right before.
-      After a node that may operate in place, copies without a transfer under way go first.
-    - State is not freed by the node that replaces it: the replacement is in its place.
+    - Right after a step, every tensor is freed whose copy the step touches last, in ascending
+      order. If a transfer of that copy is pending, its ``wait`` comes right before. After a node
+      that may operate in place, copies without a pending transfer are freed first.
+    - State is not freed by the node that replaces it, since the replacement uses its memory.
     - Before a computation there is a ``wait`` for each input that is still being paged in, in the
       order in which their transfers began. Transfers that begin after that one, right before the
-      computation, follow the wait; they begin no later for it, as the bus is busy until then.
-    - Right before a page-out there is a ``wait`` for a transfer of the same tensor under way.
-    - A transfer is under way from its start to its ``wait``, given or derived.
+      computation, follow the wait; this does not delay them, as the bus is busy until then.
+    - Right before a page-out there is a ``wait`` for a pending transfer of the same tensor.
+    - A transfer is pending from its start to its ``wait``, given or derived.
 
-    Steps that cannot be executed are completed by the same rules; `check_plan` finds them.
+    Steps that cannot be executed are completed by the same rules; `check_plan` reports them.
     """
-    given = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
-    ends = ends_of_copies(homes, given)
+    explicit = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
+    ends = last_uses_by_position(homes, explicit)
     program: list[Instruction] = []
-    under_way: dict[int, Op] = {}  # transfers that nothing has waited for, as they began
+    pending: dict[int, Op] = {}  # transfers without a wait, in the order of their starts
 
     def wait(i: int, position: int) -> None:
-        if under_way.pop(i, None) is not None:
+        if pending.pop(i, None) is not None:
             program.insert(position, Instruction(Op.WAIT, i))
 
-    for position, step in enumerate(given):
+    for position, step in enumerate(explicit):
         op, index = step
         if op == Op.COMPUTE:
             inputs = homes.inputs[index]
-            for i in [i for i, way in under_way.items() if way == Op.PAGE_IN and i in inputs]:
-                wait(i, _before_later_transfers(program, i))
+            for i in [i for i, kind in pending.items() if kind == Op.PAGE_IN and i in inputs]:
+                wait(i, _wait_position(program, i))
         elif op == Op.PAGE_OUT:
             wait(index, len(program))
         elif op == Op.WAIT:
-            under_way.pop(index, None)
+            pending.pop(index, None)
         program.append(step)
         if mode == StorageMode.DMA and op in _TRANSFERS:
-            under_way[index] = op
-        for i in _in_order(homes, step, ends.get(position, []), under_way):
+            pending[index] = op
+        for i in _order_frees(homes, step, ends.get(position, []), pending):
             wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
-    return homes.program_of(program)
+    return homes.from_steps(program)
 
 
-def _in_order(
-    homes: Homes, step: Instruction, gone: list[int], under_way: Collection[int]
+def _order_frees(
+    homes: Homes, step: Instruction, freed: list[int], pending: Collection[int]
 ) -> list[int]:
-    """Return the order in which a step frees tensors, of which some are under way."""
+    """Return freed tensors in order; after in-place nodes, those with pending transfers last."""
     if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
-        return gone
-    return sorted(gone, key=under_way.__contains__)
+        return freed
+    return sorted(freed, key=pending.__contains__)
 
 
-def _before_later_transfers(program: Sequence[Instruction], i: int) -> int:
-    """Return the place before the transfers at the end that follow the last one of tensor `i`."""
+def _wait_position(program: Sequence[Instruction], i: int) -> int:
+    """Return the position for a wait for tensor `i`: right after its last transfer.
+
+    Only transfers at the end of the program are skipped.
+    """
     position = len(program)
     while position and program[position - 1].op in _TRANSFERS and program[position - 1].index != i:
         position -= 1
@@ -88,22 +91,22 @@ def _before_later_transfers(program: Sequence[Instruction], i: int) -> int:
 
 @dataclass(slots=True)
 class Copy:
-    """One copy of a tensor, by places in a list of steps as `with_waits_and_frees` takes it."""
+    """One copy of a tensor, by positions in a list of steps for `with_waits_and_frees`."""
 
     tensor: int
     begin: int
-    """The computation or page-in that makes it."""
+    """Position of the computation or page-in that makes it."""
     end: int
-    """The last step that touches it; that which makes it where none does."""
+    """Position of the last step that touches it, or of the step that makes it if no step does."""
     reads: list[int] = field(default_factory=list)
-    """The computations that read it."""
+    """Positions of the computations that read it."""
     paged_out: bool = False
     replaced: bool = False
-    """Whether its end is a computation that writes another value over it."""
+    """Whether its end is a computation that overwrites it with a replacement."""
 
 
-def copies_of(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies that some steps make, in order."""
+def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
+    """Return all copies of tensors that steps make, in order."""
     copies: list[Copy] = []
     latest: dict[int, Copy] = {}
     for position, (op, index) in enumerate(steps):
@@ -123,35 +126,37 @@ def copies_of(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     return copies
 
 
-def ends_of_copies(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return, by place, the tensors whose copy that step is the last to touch, ascending.
+def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
+    """Return the tensors whose copy each step touches last, ascending, by position.
 
-    Copies of state that are replaced do not end in a free, and are left out.
+    Copies of state that are replaced are omitted, since they are not freed.
     """
     ends: dict[int, list[int]] = {}
-    for copy in copies_of(homes, steps):
+    for copy in find_copies(homes, steps):
         if not copy.replaced:
             ends.setdefault(copy.end, []).append(copy.tensor)
     return {position: sorted(tensors) for position, tensors in ends.items()}
 
 
-def explicit_steps(
+def strip_derived_instructions(
     homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
-    """Return the steps from which `with_waits_and_frees` makes a program, its inverse.
+    """Return the steps from which `with_waits_and_frees` derives a program; its inverse.
 
-    The steps are computations and transfers, and the waits for page-outs that do not follow from
-    these. None if the program waits or frees anywhere else than the rules do.
+    The steps are computations, transfers, and waits for page-outs that cannot be derived. Returns
+    None if the program has waits or frees at other positions than the rules require.
     """
-    whole = tuple(program)
-    steps = _without_derived(homes, homes.steps_of(whole))
-    return steps if with_waits_and_frees(homes, steps, mode) == whole else None
+    original = tuple(program)
+    steps = _drop_derived_instructions(homes, homes.to_steps(original))
+    return steps if with_waits_and_frees(homes, steps, mode) == original else None
 
 
-def _without_derived(homes: Homes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
+def _drop_derived_instructions(
+    homes: Homes, program: Sequence[Instruction]
+) -> tuple[Instruction, ...]:
     """Drop frees, waits for page-ins, and waits right after the last access to the tensor.
 
-    A wait right after the last access stays if a later computation reads the tensor.
+    A wait right after the last access is retained if a later computation reads the tensor.
     """
     steps: list[Instruction] = []
     touched: dict[int, int] = {}
@@ -162,14 +167,14 @@ def _without_derived(homes: Homes, program: Sequence[Instruction]) -> tuple[Inst
             continue
         if op == Op.WAIT and (
             index not in paged_out
-            or (touched.get(index) == len(steps) and _serves_next(program, position))
+            or (touched.get(index) == len(steps) and _next_needs_wait(program, position))
         ):
             paged_out.discard(index)
             continue
         steps.append(step)
         if op == Op.COMPUTE:
-            both = (*homes.inputs[index], *homes.outputs[index])
-            touched.update(dict.fromkeys(both, len(steps)))
+            operands = (*homes.inputs[index], *homes.outputs[index])
+            touched.update(dict.fromkeys(operands, len(steps)))
             continue
         touched[index] = len(steps)
         if op == Op.PAGE_OUT:
@@ -179,8 +184,8 @@ def _without_derived(homes: Homes, program: Sequence[Instruction]) -> tuple[Inst
     return tuple(steps)
 
 
-def _serves_next(program: Sequence[Instruction], position: int) -> bool:
+def _next_needs_wait(program: Sequence[Instruction], position: int) -> bool:
     """Return whether the instruction after a wait frees or pages out the same tensor."""
     i = program[position].index
-    needing = (Instruction(Op.FREE, i), Instruction(Op.PAGE_OUT, i))
-    return position + 1 < len(program) and program[position + 1] in needing
+    dependents = (Instruction(Op.FREE, i), Instruction(Op.PAGE_OUT, i))
+    return position + 1 < len(program) and program[position + 1] in dependents

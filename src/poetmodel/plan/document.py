@@ -1,4 +1,4 @@
-"""Plan files as documents: a plan, its addresses, and the metrics that the file states."""
+"""Plan files as documents: a plan, its arena, and the metrics that the file states."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDocument:
-    """A whole plan file: the plan, and the figures it states."""
+    """A parsed plan file: the plan, its arena, and the metrics that the file states."""
 
     plan: Plan
     """The program, with the identity of its graph."""
     stated: dict[str, float | None]
-    """The figures, by key."""
+    """The stated metrics, by key."""
     arena: Arena | None = None
-    """The addresses, where the file has them."""
+    """The arena; None if the file has none."""
 
 
 def load_document(path: str | Path) -> PlanDocument:
-    """Read a plan file; `PlanError` names every fault found."""
-    return _document(load_file(path))
+    """Read a plan file; raise `PlanError` with all errors of the file."""
+    return _to_document(load_file(path))
 
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
-    """Read the text of a plan file; `source` names it in errors."""
-    return _document(parse_plan(text, source=source))
+    """Parse the text of a plan file; `source` names it in errors."""
+    return _to_document(parse_plan(text, source=source))
 
 
-def _document(file: PlanFile) -> PlanDocument:
+def _to_document(file: PlanFile) -> PlanDocument:
     return PlanDocument(
-        plan=Plan.of_file(file),
+        plan=Plan.from_file(file),
         stated={metric.key: getattr(file, metric.key) for metric in metrics_at(Display.PLAN_FILE)},
-        arena=None if file.arena is None else Arena.of_entry(file.arena),
+        arena=None if file.arena is None else Arena.from_entry(file.arena),
     )

@@ -1,4 +1,4 @@
-"""Content of plan files, ``*.plan.json``, checked."""
+"""Plan files, ``*.plan.json``: reading and validation with pydantic models."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from pydantic_core import PydanticCustomError
 from poetmodel.errors import PlanError, raised_as
 from poetmodel.files import read_text
 from poetmodel.plan.alignment import check_alignment
-from poetmodel.plan.versions import VERSION, VERSION_OF_STATE
+from poetmodel.plan.versions import STATE_VERSION, VERSION
 from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.io import GraphFile, Index, Strict, exactly, parse_file, with_metrics
+from poetmodel.schedule.io import (
+    GraphFile,
+    Index,
+    Strict,
+    add_metric_fields,
+    exact_version,
+    parse_file,
+)
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.schedule.metrics import Display, Metric, metrics_at
 
@@ -22,11 +29,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _OFFSET: Final = 4
-"""Values of an offset: see `poetmodel.plan.arena.Placed`."""
+"""Number of values of an offset: the fields of `poetmodel.plan.arena.CopyOffset`."""
 OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
 
 
-def _listed(length: int, content: LiteralString) -> BeforeValidator:
+def _list_of(length: int, content: LiteralString) -> BeforeValidator:
     def check(value: object) -> object:
         if not isinstance(value, list) or len(value) != length:
             raise PydanticCustomError("list", f"expected a list of {content}")
@@ -36,17 +43,17 @@ def _listed(length: int, content: LiteralString) -> BeforeValidator:
 
 
 Step = Annotated[
-    tuple[OpName, Index], _listed(len(Instruction._fields), "an operation and an index")
+    tuple[OpName, Index], _list_of(len(Instruction._fields), "an operation and an index")
 ]
 Position = Annotated[int, Field(ge=BEFORE)]
 Placement = Annotated[
     tuple[Position, Literal["output", "workspace"], Index, Index],
-    _listed(_OFFSET, "a position, 'output' or 'workspace', an index, an offset"),
+    _list_of(_OFFSET, "a position, 'output' or 'workspace', an index, an offset"),
 ]
 
 
 class ArenaEntry(Strict):
-    """The addresses of a plan file."""
+    """The arena in a plan file."""
 
     bytes: Index
     lower_bound_bytes: Index
@@ -55,10 +62,10 @@ class ArenaEntry(Strict):
 
 
 class PlanFile(GraphFile):
-    """The content of a plan file; its metrics are fields of a subclass."""
+    """The content of a plan file; a subclass has a field for each metric."""
 
     format: Literal["poetmodel-plan"]
-    version: Annotated[int, exactly(VERSION, VERSION_OF_STATE)]
+    version: Annotated[int, exact_version(VERSION, STATE_VERSION)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
     program: list[Step]
@@ -70,34 +77,34 @@ class PlanFile(GraphFile):
 
 @cache
 def _plan_file(metrics: tuple[Metric, ...]) -> type[PlanFile]:
-    return with_metrics(PlanFile, metrics)
+    return add_metric_fields(PlanFile, metrics)
 
 
 def load_file(path: str | Path) -> PlanFile:
-    """Read a plan file; `PlanError` names every fault found."""
+    """Read a plan file; raise `PlanError` with all errors of the file."""
     with raised_as(PlanError):
         text = read_text(path)
     return parse_plan(text, source=str(path))
 
 
 def parse_plan(text: str, *, source: str) -> PlanFile:
-    """Read the text of a plan file; `source` names it in errors."""
+    """Parse and validate the text of a plan file; `source` names it in errors."""
     with raised_as(PlanError, source):
         file = parse_file(_plan_file(metrics_at(Display.PLAN_FILE)), text, kind="plan")
-        faults = list(_faults(file))
+        faults = list(_content_faults(file))
         if faults:
             raise PlanError(faults)
     return file
 
 
-def _faults(document: PlanFile) -> Iterator[str]:
+def _content_faults(document: PlanFile) -> Iterator[str]:
     if (document.resident is None) != (document.version == VERSION):
         yield (
-            f"resident: a file of version {VERSION_OF_STATE} lists the state whose home is RAM, "
+            f"resident: a file of version {STATE_VERSION} lists the state whose home is RAM, "
             f"one of version {VERSION} does not"
         )
     if document.memory_mapped and document.resident is None:
-        yield f"memory_mapped: expected in a file of version {VERSION_OF_STATE} only"
+        yield f"memory_mapped: expected in a file of version {STATE_VERSION} only"
     for position, index in enumerate(document.resident or ()):
         if index >= len(document.tensors):
             yield (

@@ -1,4 +1,4 @@
-"""A plan as a text that a person can follow, line by line."""
+"""Listings of plans: text with one line per instruction."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.arena import Arena, Placed
+    from poetmodel.plan.arena import Arena, CopyOffset
     from poetmodel.plan.check import PlanCheck
     from poetmodel.plan.program import Plan
 
-LONGEST_NAME: Final = 48
-"""Names up to this length are aligned."""
+MAX_ALIGNED_NAME: Final = 48
+"""Maximum length of names that are padded to a common width."""
 MARK: Final = "!"
-"""Begins the lines at which the core stands still."""
+"""Prefix of lines at which the core stalls."""
 
 
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None = None) -> str:
-    """Return a plan as lines of text; `check` is what `check_plan` found, with costs.
+    """Return a plan as text; `check` is the result of `check_plan` with costs.
 
-    After the figures of the whole plan comes one line per instruction: its number, the core's clock
-    when it comes up, RAM after it, what it does to what, how long that takes, and where on the bus.
-    Lines at which the core stands still begin with ``!``. With an arena, what is made has its
-    offset.
+    After the metrics of the plan, there is one line per instruction: its position, the core's clock
+    when it is issued, RAM after it, its action and object, its duration, and its delay on the bus.
+    Lines at which the core stalls begin with ``!``. With an arena, the lines state the offsets of
+    new copies.
     """
-    lines = [*_heading(graph, plan, check, arena), "", *_lines(graph, plan, check, arena)]
+    lines = [
+        *_heading(graph, plan, check, arena),
+        "",
+        *_instruction_lines(graph, plan, check, arena),
+    ]
     if check.violations:
         lines += ["", "not valid:", *(f"  {violation}" for violation in check.violations)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -58,20 +62,23 @@ def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) ->
     at = "" if check.peak_position is None else f" at instruction {check.peak_position}"
     yield f"  RAM     peak {format_bytes(check.peak_ram_bytes)}{at}{budget}"
     if arena is not None:
-        yield f"  arena   {format_bytes(arena.bytes)}, {fragmentation_in_words(arena)}"
-    homes = homes_in_words(graph, plan)
+        yield f"  arena   {format_bytes(arena.bytes)}, {describe_fragmentation(arena)}"
+    homes = describe_homes(graph, plan)
     if homes:
         yield f"  state   {homes}"
 
 
-def fragmentation_in_words(arena: Arena) -> str:
-    """Return the factor by which a block is larger than it must be."""
+def describe_fragmentation(arena: Arena) -> str:
+    """Return a phrase with an arena's lower bound and fragmentation."""
     bound = f"lower bound {format_bytes(arena.lower_bound_bytes)}"
     return f"{bound}, fragmentation {arena.fragmentation:.2%}"
 
 
-def homes_in_words(graph: Graph, plan: Plan) -> str:
-    """Return the bytes of state with a home in RAM, and on storage; empty without state."""
+def describe_homes(graph: Graph, plan: Plan) -> str:
+    """Return a phrase with the number and bytes of state tensors in RAM and on storage.
+
+    "" without state.
+    """
     resident, sizes = plan.resident or (), graph.tensor_bytes
     homes = {
         "resident": [sizes[i] for i in graph.state_tensors if i in resident],
@@ -86,22 +93,24 @@ def homes_in_words(graph: Graph, plan: Plan) -> str:
     )
 
 
-def _lines(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
-    factor, unit = _unit(check.makespan_s or 0.0)
+def _instruction_lines(
+    graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
+) -> Iterator[str]:
+    factor, unit = _time_unit(check.makespan_s or 0.0)
     head = f"time [{unit}]"
-    words = Words(graph, plan)
-    names = [words.name(step) for step in plan.program]
-    width = max((len(name) for name in names if len(name) <= LONGEST_NAME), default=0)
+    text = InstructionText(graph, plan)
+    names = [text.name(step) for step in plan.program]
+    width = max((len(name) for name in names if len(name) <= MAX_ALIGNED_NAME), default=0)
     times = [f"{moment.issued_s / factor:,.3f}" for moment in check.moments]
     column = max(map(len, [head, *times]))
     yield f"    {'#':>5}  {head:>{column}}  {'RAM after':>11}"
-    places = _Places(graph, plan, arena)
+    offset_remarks = _OffsetRemarks(graph, plan, arena)
     computed: set[Instruction] = set()
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
-        verb = words.verb(step, again=step in computed)
+        verb = text.verb(step, is_repeated=step in computed)
         computed.add(step)
         stalls = step.op == Op.WAIT and moment.end_s > moment.start_s
-        remark = words.remark(step, moment) + places.remark(position, step)
+        remark = text.remark(step, moment) + offset_remarks.remark(position, step)
         if position == check.peak_position:
             remark += f"  <- peak {format_bytes(moment.high_bytes)}"
         yield (
@@ -110,27 +119,30 @@ def _lines(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> I
         )
 
 
-class _Places:
-    """Where what the instructions of a plan make lies, in words."""
+class _OffsetRemarks:
+    """Remarks on the offsets of the copies that instructions make."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena | None) -> None:
         self.graph = graph
         self.held = [graph.node_of[i] for i in plan.resident or ()]
-        self.begun: dict[int, list[Placed]] = {}
+        self.made: dict[int, list[CopyOffset]] = {}
         for copy in () if arena is None else arena.offsets:
-            self.begun.setdefault(copy.position, []).append(copy)
+            self.made.setdefault(copy.position, []).append(copy)
 
     def remark(self, position: int, step: Instruction) -> str:
-        """Return the offsets of what an instruction makes, or holds; empty without any."""
-        begun = self.begun.get(position, [])
+        """Return the offsets of the copies that an instruction makes, or of resident state.
+
+        "" if none.
+        """
+        made = self.made.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.held:
             held = self.graph.outputs_of[step.index]
-            begun = [copy for copy in self.begun.get(BEFORE, []) if copy.index in held]
-        if len(begun) == 1 and begun[0].content == Content.OUTPUT:
-            return f", at {begun[0].offset:,}"
-        return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in begun)
+            made = [copy for copy in self.made.get(BEFORE, []) if copy.index in held]
+        if len(made) == 1 and made[0].content == Content.OUTPUT:
+            return f", at {made[0].offset:,}"
+        return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in made)
 
-    def _name(self, copy: Placed) -> str:
+    def _name(self, copy: CopyOffset) -> str:
         return (
             "workspace"
             if copy.content == Content.WORKSPACE
@@ -138,8 +150,8 @@ class _Places:
         )
 
 
-class Words:
-    """Actions of a plan's instructions, in words."""
+class InstructionText:
+    """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph = graph
@@ -150,34 +162,34 @@ class Words:
         self.resident = plan.resident or ()
         self.mapped = plan.memory_mapped
 
-    def verb(self, step: Instruction, *, again: bool) -> str:
-        """Return the action; `again` says that it was done before."""
+    def verb(self, step: Instruction, *, is_repeated: bool) -> str:
+        """Return the verb of an instruction; `is_repeated` if it was executed before."""
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"
         if op == Op.COMPUTE and index in self.held:
             return "hold"
-        if op == Op.COMPUTE and again:
+        if op == Op.COMPUTE and is_repeated:
             return "recompute"
         return "wait for" if op == Op.WAIT else op.replace("_", " ")
 
     def name(self, step: Instruction) -> str:
-        """Return the object of the action."""
-        known = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
-        if 0 <= step.index < len(known):
-            return known[step.index].name
+        """Return the name of the node or tensor of an instruction."""
+        items = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
+        if 0 <= step.index < len(items):
+            return items[step.index].name
         return f"number {step.index}"
 
     def remark(self, step: Instruction, moment: Moment) -> str:
-        """Return the duration, and further remarks."""
+        """Return the duration of an instruction and further remarks."""
         op, index = step
         time = format_seconds(moment.end_s - moment.start_s)
         if op == Op.COMPUTE and index in self.first_reads:
-            return f"from storage, {self._moved(self.first_reads[index], moment)}"
+            return f"from storage, {self._format_transfer(self.first_reads[index], moment)}"
         if op == Op.COMPUTE and index in self.held:
-            return self._format_offsets(index)
+            return self._format_state(index)
         if op == Op.COMPUTE:
-            return f"takes {time}{self._in_place(index, moment)}"
+            return f"takes {time}{self._format_in_place(index, moment)}"
         if op == Op.WAIT:
             return f"STALL {time}" if moment.end_s > moment.start_s else "done already"
         tensors = self.graph.tensors
@@ -186,30 +198,30 @@ class Words:
         old = tensors[index].replaces
         if op == Op.FREE:
             size = 0 if old is not None and self.mapped else tensors[index].bytes
-            return f"gives {format_bytes(size)} back"
+            return f"frees {format_bytes(size)}"
         written = f"writes {old} back, " if old is not None else ""
-        return f"{written}{self._moved(index, moment)}"
+        return f"{written}{self._format_transfer(index, moment)}"
 
-    def _moved(self, i: int, moment: Moment) -> str:
+    def _format_transfer(self, i: int, moment: Moment) -> str:
         size = format_bytes(self.graph.tensor_bytes[i])
         delay = moment.start_s - moment.issued_s
         after = f", after {format_seconds(delay)} for the bus" if self.dma and delay > 0 else ""
         time = format_seconds(moment.end_s - moment.start_s)
         return f"{size} {'beside the core ' if self.dma else ''}in {time}{after}"
 
-    def _format_offsets(self, k: int) -> str:
+    def _format_state(self, k: int) -> str:
         (i,) = self.graph.outputs_of[k]
         size = format_bytes(self.graph.tensor_bytes[i])
         return f"{size}, {'resident' if i in self.resident else 'read on storage'}"
 
-    def _in_place(self, k: int, moment: Moment) -> str:
+    def _format_in_place(self, k: int, moment: Moment) -> str:
         tensors = self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
         return "".join(f", {tensors[y].name} in place of {tensors[x].name}" for y, x in pairs)
 
 
-def _unit(longest_s: float) -> tuple[float, str]:
-    """Return the unit [s] in which the longest time has at least three digits before the point."""
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    """Return a time unit [s] and its name in which the longest time has at least three digits."""
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     fitting = (unit for unit in units if longest_s >= 100 * unit[0])
     return next(fitting, units[-1] if longest_s > 0 else units[0])

@@ -1,4 +1,4 @@
-"""A plan: the program that the device runs, one instruction after the other."""
+"""Plans: the programs that devices execute, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
 from poetmodel.files import write_text
-from poetmodel.plan.versions import FORMAT, VERSION, VERSION_OF_STATE
+from poetmodel.plan.versions import FORMAT, STATE_VERSION, VERSION
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.metrics import Display, simulated_metrics
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A program, for which graph it is, and how the storage moves tensors.
+    """A program, the graph that it is for, and the mode of its transfers.
 
     Raises
     ------
@@ -39,21 +39,21 @@ class Plan:
     program: Program = field(repr=False)
     """The instructions, in order."""
     mode: StorageMode
-    """``blocking`` transfers hold the core; ``dma`` ones run beside it, one at a time."""
+    """``blocking`` transfers occupy the core; ``dma`` transfers run in parallel, one at a time."""
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
-    """The graph it was made for, where known."""
+    """The graph that it was made for; None if unknown."""
     ram_budget_bytes: int | None = None
-    """The budget that it was made for, resident bytes excluded from it [B]; None where unknown."""
+    """The budget that it was made for, without resident bytes [B]; None if unknown."""
     device: str | None = None
-    """Key or name of the device, where known."""
+    """Key or name of the device; None if unknown."""
     resident: tuple[int, ...] | None = None
     """The state tensors whose home is RAM, ascending; None for a graph of version 1."""
     memory_mapped: bool = False
-    """Whether the core reads state on storage where it lies, without a copy in RAM."""
+    """Whether the core reads state from storage in place, without a copy in RAM."""
     commit: int | None = None
-    """After how many steps all replaced state is written to storage; None: never."""
+    """Number of steps between writes of all replaced state to storage; None for no commits."""
     graph: Graph | None = field(default=None, compare=False, repr=False)
-    """The graph itself, for plans that were not read from a file."""
+    """The graph itself; None for plans read from a file."""
 
     def __post_init__(self) -> None:
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
@@ -68,22 +68,22 @@ class Plan:
         return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", device)
 
     def homes(self, graph: Graph) -> Homes:
-        """Return the graph with the homes of state that the plan states."""
-        return Homes.of(graph, self.resident or (), mapped=self.memory_mapped)
+        """Return the homes of state that the plan states, for its graph."""
+        return Homes.from_resident(graph, self.resident or (), mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
-        """Return the nodes whose ``compute`` reads state from storage, each with its tensor."""
+        """Return the nodes whose ``compute`` reads state from storage, with the state tensor."""
         return self.homes(graph).first_reads
 
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
-        """Return the content of a plan file: with what `check_plan` found, its figures too.
+        """Return the content of a plan file.
 
-        With an arena, its addresses are part of it.
+        With `check`, the result of `check_plan`, it includes metrics; with `arena`, the offsets.
         """
         identity = self.identity
         document: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION if self.resident is None else VERSION_OF_STATE,
+            "version": VERSION if self.resident is None else STATE_VERSION,
             "graph": identity and {"name": identity.name, "sha256": identity.sha256},
             "device": self.device,
             "mode": str(self.mode),
@@ -107,12 +107,12 @@ class Plan:
     def save(
         self, path: str | Path, check: PlanCheck | None = None, arena: Arena | None = None
     ) -> None:
-        """Write a ``*.plan.json`` file, as `to_dict` has it.
+        """Write a ``*.plan.json`` file with the content of `to_dict`.
 
         Raises
         ------
         PlanError
-            If the plan does not say which graph it belongs to.
+            If the plan has no graph identity.
         """
         if self.identity is None:
             raise PlanError(
@@ -122,14 +122,14 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read the program of a ``*.plan.json`` file; figures and addresses are left aside."""
+        """Read the program of a ``*.plan.json`` file; metrics and arena are ignored."""
         from poetmodel.plan.io import load_file
 
-        return Plan.of_file(load_file(path))
+        return Plan.from_file(load_file(path))
 
     @staticmethod
-    def of_file(file: PlanFile) -> Plan:
-        """Return the plan of a plan file."""
+    def from_file(file: PlanFile) -> Plan:
+        """Make a plan from the content of a plan file."""
         return Plan(
             program=tuple(Instruction(Op(op), index) for op, index in file.program),
             mode=StorageMode(file.mode),

@@ -1,4 +1,4 @@
-"""The simulator of plans: what the machine finds of a program, and the limits that it breaks."""
+"""The simulator of plans: metrics of the machine's execution, and violated limits."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ def check_plan(
     ram_budget_bytes: int | None = None,
     aux_bytes: int | None = None,
 ) -> PlanCheck:
-    """Simulate a plan and report figures and every violation.
+    """Simulate a plan; return its metrics and every violation.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
     costs : Costs or None
-        For times and energy; without them only memory and order are checked.
+        For times and energy; None for checks of memory and order only.
     plan : Plan
         The program.
     ram_budget_bytes : int, optional
-        RAM for tensors and workspaces [B]. Default: the plan's own budget, where it has one.
+        RAM for tensors and workspaces [B]. Default: the plan's budget, if it has one.
     aux_bytes : int, optional
-        Room for paged-out tensors [B]. Default: that of the device of the costs, where it is
+        Storage for paged-out tensors [B]. Default: that of the device of the costs, if it is
         limited.
 
     Returns
     -------
     PlanCheck
-        Times, RAM, energy and violations. It never raises on a bad program.
+        Times, RAM, energy and violations. Never raises for an invalid program.
 
     Raises
     ------
     PlanError
-        If the plan names another graph.
+        If the plan is for another graph.
 
     Notes
     -----
-    Each computation must find its inputs in RAM and at rest; a page-in takes its RAM at once; a
-    transfer that is not waited for is under way; nothing may be freed while it is. A blocking
-    program has one clock: its makespan is compute plus transfer time, added up by kind, as a
-    schedule's is. A ``dma`` program runs its transfers one at a time, in program order, beside the
-    computing.
+    Inputs of a computation must be in RAM without a pending transfer. A page-in allocates its RAM
+    when it starts. A transfer is pending until a wait for it, and its tensor must not be freed
+    before. A blocking program has one clock: its makespan is compute plus transfer time, summed by
+    kind as for schedules. A ``dma`` program executes transfers one at a time, in program order, in
+    parallel with computations.
 
-    The ``compute`` of state on storage is its first read, a page-in like any other. State that is
-    resident takes RAM throughout. A computation writes a replacement over what it replaces, and
-    operates in place over an input at rest that is freed right after it.
+    The ``compute`` of state on storage is its first read, a page-in. Resident state occupies RAM
+    throughout. A computation writes a replacement over its state tensor, and overwrites in place an
+    input without a pending transfer that is freed right after it.
     """
     check_identity(graph, plan)
     device = costs.device if costs is not None else None
@@ -75,14 +75,14 @@ def check_plan(
         costs = replace(costs, commit=plan.commit)
     table = None if costs is None else costs.table(graph)
     machine = Machine(homes, plan.program, mode=plan.mode, table=table)
-    machine.run()
+    machine.execute()
     highs = [moment.high_bytes for moment in machine.moments]
     peak_bytes = max(highs, default=0)
     sizes = graph.tensor_bytes
     paged_out = machine.storage - homes.stored - graph.state_of.keys()
     check = PlanCheck(
         violations=(
-            *_faults_of_homes(plan, homes, device),
+            *_home_faults(plan, homes, device),
             *(fault.message for fault in machine.faults),
         ),
         moments=tuple(machine.moments),
@@ -91,25 +91,25 @@ def check_plan(
         aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out),
         written_bytes=_written_bytes(machine, sizes),
         read_bytes=sum(sizes[i] * n for i, n in machine.count[Op.PAGE_IN].items()),
-        **_figures(machine, device.idle_power_w if device is not None else 0.0),
+        **_time_and_energy(machine, device.idle_power_w if device is not None else 0.0),
     )
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
-    room = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
-    exceeded = _exceeded(check, budget, room)
+    storage_bytes = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
+    exceeded = _limit_violations(check, budget, storage_bytes)
     return replace(check, violations=(*check.violations, *exceeded))
 
 
 def check_identity(graph: Graph, plan: Plan) -> None:
-    """Raise `PlanError` if the plan names another graph than this one."""
+    """Raise `PlanError` if the plan is for another graph."""
     if plan.identity is not None:
         plan.identity.check(graph, kind="plan", error=PlanError)
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
-    """Yield every figure of a plan file that the simulation contradicts."""
-    figures = simulated_metrics(Display.PLAN_FILE, check)
+    """Yield a message for each metric of a plan file that differs from the simulation."""
+    metrics = simulated_metrics(Display.PLAN_FILE, check)
     for key, claim in stated.items():
-        value = figures.get(key)
+        value = metrics.get(key)
         if claim is None or value is None:
             continue
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(value)
@@ -117,20 +117,20 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
 
 
-def _faults_of_homes(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
+def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
     yield from homes.unknown
     if device is not None and homes.on_storage and homes.mapped != device.is_memory_mapped:
         yield (
             "memory_mapped: the plan reads state on storage "
-            f"{'where it lies' if plan.memory_mapped else 'into RAM'}, and the storage of "
+            f"{'in place' if plan.memory_mapped else 'into RAM'}, and the storage of "
             f"{device.short_name} is {'not ' if plan.memory_mapped else ''}memory-mapped"
         )
 
 
-def _exceeded(
+def _limit_violations(
     check: PlanCheck, ram_budget_bytes: int | None, aux_bytes: int | None
 ) -> Iterator[str]:
-    """Compare the peak and the storage used with what there is."""
+    """Yield a message if the peak or the used storage exceeds its limit."""
     peak_bytes, used_bytes = check.peak_ram_bytes, check.aux_used_bytes
     if ram_budget_bytes is not None and peak_bytes > ram_budget_bytes:
         yield (
@@ -145,24 +145,26 @@ def _exceeded(
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
     """Return the bytes that page-outs and commits write [B]."""
     commit = None if machine.table is None else machine.table.commit
-    parts, committed = ((), 0) if commit is None else (commit.parts, commit.written_bytes)
+    replacements, committed = (
+        ((), 0) if commit is None else (commit.replacements, commit.written_bytes)
+    )
     paged = machine.count[Op.PAGE_OUT].items()
-    return committed + sum(sizes[i] * times for i, times in paged if i not in parts)
+    return committed + sum(sizes[i] * times for i, times in paged if i not in replacements)
 
 
-def _figures(machine: Machine, idle_power_w: float) -> dict[str, float]:
-    """Return times and energy, by the names of `PlanCheck`; none without costs."""
+def _time_and_energy(machine: Machine, idle_power_w: float) -> dict[str, float]:
+    """Return times and energy as fields of `PlanCheck`; {} without costs."""
     table, count = machine.table, machine.count
     if table is None:
         return {}
     compute = table.compute_totals(count[Op.COMPUTE])
     transfer = table.transfer_totals(count[Op.PAGE_IN], count[Op.PAGE_OUT])
-    # State that has its home in RAM is written after all else, then the record of the commit.
+    # Resident state is written after all other actions, then the record of the commit.
     tail = table.commit_totals(count[Op.PAGE_OUT])
     transfer_s = transfer.time_s + tail.time_s
     serial_s = compute.time_s + transfer_s
-    beside_s = max(machine.core_s, machine.bus_s) + tail.time_s
-    makespan_s = beside_s if machine.is_dma else serial_s
+    parallel_s = max(machine.core_s, machine.bus_s) + tail.time_s
+    makespan_s = parallel_s if machine.is_dma else serial_s
     energy_j = compute.energy_j + transfer.energy_j + tail.energy_j
     return {
         "compute_s": compute.time_s,

@@ -1,4 +1,4 @@
-"""Content of RAM over time: each copy of a tensor and each workspace of a plan, and its origin."""
+"""Content of RAM over time: all copies of tensors and workspaces of a plan."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Plan
 
-__all__ = ["Origin", "Stay", "ram_in_use", "stays"]
+__all__ = ["Origin", "Stay", "list_stays", "ram_in_use"]
 
 
-def stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
-    """Return all that a valid plan has in RAM, in the order in which the program makes it.
+def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
+    """Return all copies and workspaces of a valid plan, in the order in which they are made.
 
-    An output in place and its input, and state and what replaces it, share memory: no byte belongs
-    to two of them, so that the sum at each instruction is the RAM that `check_plan` finds.
+    An output in place shares memory with its input, as does a replacement with its state. Each byte
+    counts for only one of them, so that the sum at each instruction is the RAM that `check_plan`
+    finds.
 
     Raises
     ------
     PlanError
-        If the plan names another graph.
+        If the plan is for another graph.
     """
     check_identity(graph, plan)
     machine = Machine(plan.homes(graph), plan.program, mode=plan.mode)
-    machine.run()
+    machine.execute()
     return tuple(machine.copies)
 
 

@@ -1,13 +1,13 @@
-"""A plan as Chrome trace events, for Perfetto and ``chrome://tracing``."""
+"""Plans as Chrome trace events, for Perfetto and ``chrome://tracing``."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, part_of
-from poetmodel.plan.listing import Words
-from poetmodel.plan.stays import ram_in_use, stays
+from poetmodel.device.ram import KIND_NAMES, kind_index
+from poetmodel.plan.listing import InstructionText
+from poetmodel.plan.stays import list_stays, ram_in_use
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.machine import Content, Moment, Stay
 
@@ -36,31 +36,31 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     plan : Plan
         A valid plan.
     check : PlanCheck
-        What `check_plan` found, with costs.
+        Result of `check_plan`, with costs.
 
     Returns
     -------
     dict
-        The content of a JSON file: computations and stalls on the track of the core, transfers on
-        that of the bus, flows from a page-out to the page-ins of its tensor, the peak, and RAM by
-        kind and in all as counters.
+        The content of a JSON file: computations and stalls on the core's track, transfers on the
+        bus's track, flows from a page-out to the page-ins of its tensor, the peak, and counters of
+        RAM by kind and in total.
 
     Notes
     -----
     Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
     does: during an instruction it is `Moment.high_bytes`, after it `Moment.ram_bytes`.
     """
-    events = [*_Slices(graph, plan, check).events(), *_counters(graph, plan, check)]
-    events.sort(key=lambda event: event["ts"])  # what happens at one time stays in order
+    events = [*_TrackEvents(graph, plan, check).events(), *_counters(graph, plan, check)]
+    events.sort(key=lambda event: event["ts"])  # stable: simultaneous events stay in order
     return {
         "traceEvents": [*_metadata(graph, plan), *events],
         "displayTimeUnit": "ms",
-        "otherData": _figures(graph, plan, check),
+        "otherData": _plan_metrics(graph, plan, check),
     }
 
 
 def trace_text(document: dict[str, Any]) -> str:
-    """Return the JSON text of a document of trace events: one event a line."""
+    """Return the JSON text of a document of trace events, one event per line."""
     coded = {
         key: json.dumps(value, allow_nan=False)
         for key, value in document.items()
@@ -79,11 +79,11 @@ def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:
         yield _metadata_event("thread_sort_index", {"sort_index": track}, track)
 
 
-def _metadata_event(what: str, args: dict[str, Any], track: int) -> Event:
-    return {"name": what, "ph": "M", "pid": PROCESS, "tid": track, "args": args}
+def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
+    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": args}
 
 
-def _figures(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
+def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     return {
         "graph": graph.name,
         "sha256": None if plan.identity is None else plan.identity.sha256,
@@ -102,16 +102,16 @@ def _ns(time_s: float) -> int:
 
 
 def _us(time_s: float) -> float:
-    """Return a time as microseconds, the unit of the format, in whole nanoseconds."""
+    """Convert a time to microseconds, the unit of the format, rounded to nanoseconds."""
     return _ns(time_s) / 1000
 
 
-class _Slices:
-    """Events on the two tracks."""
+class _TrackEvents:
+    """Makes the events on the tracks of core and bus."""
 
     def __init__(self, graph: Graph, plan: Plan, check: PlanCheck) -> None:
         self.graph, self.plan, self.check = graph, plan, check
-        self.words = Words(graph, plan)
+        self.text = InstructionText(graph, plan)
 
     def events(self) -> Iterator[Event]:
         """Yield the events of each instruction, in order."""
@@ -122,26 +122,29 @@ class _Slices:
             zip(self.plan.program, self.check.moments, strict=True)
         ):
             if position == self.check.peak_position:
-                yield self._peak(moment)
-            again = step in computed
+                yield self._peak_event(moment)
+            is_repeated = step in computed
             computed.add(step)
-            event = self._slice(position, step, moment, again=again)
+            event = self._instruction_event(position, step, moment, is_repeated=is_repeated)
             if event is None:
                 continue
             yield event
             if step.op == Op.PAGE_OUT:
                 out[step.index] = position, moment
             elif step.op == Op.PAGE_IN and step.index in out:
-                yield from self._flow(flows, step.index, out[step.index][1], moment)
+                yield from self._flow_events(flows, step.index, out[step.index][1], moment)
                 flows += 1
 
-    def _slice(
-        self, position: int, step: Instruction, moment: Moment, *, again: bool
+    def _instruction_event(
+        self, position: int, step: Instruction, moment: Moment, *, is_repeated: bool
     ) -> Event | None:
-        """Return the event of an instruction on its track; None if nothing takes place there."""
+        """Return the event of an instruction on its track.
+
+        None for frees, holds and waits without a stall.
+        """
         op, index = step
-        words = self.words
-        verb = words.verb(step, again=again)
+        text = self.text
+        verb = text.verb(step, is_repeated=is_repeated)
         args: dict[str, Any] = {"instruction": position}
         track = CORE
         if op == Op.FREE or verb == "hold":
@@ -150,13 +153,15 @@ class _Slices:
             if moment.end_s <= moment.start_s:
                 return None
             verb = "stall"
-        elif op == Op.COMPUTE and index not in words.first_reads:
-            args |= self._computation(index, moment)
+        elif op == Op.COMPUTE and index not in text.first_reads:
+            args |= self._compute_arguments(index, moment)
         else:
             track = BUS
-            args |= self._transfer(words.first_reads[index] if op == Op.COMPUTE else index, moment)
+            args |= self._transfer_arguments(
+                text.first_reads[index] if op == Op.COMPUTE else index, moment
+            )
         args |= {"ram_bytes": moment.high_bytes, "ram_after_bytes": moment.ram_bytes}
-        name = words.name(step)
+        name = text.name(step)
         begin, end = _ns(moment.start_s), _ns(moment.end_s)
         return {
             "name": name if verb == "compute" else f"{verb} {name}",
@@ -169,7 +174,7 @@ class _Slices:
             "args": args,
         }
 
-    def _computation(self, k: int, moment: Moment) -> dict[str, Any]:
+    def _compute_arguments(self, k: int, moment: Moment) -> dict[str, Any]:
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
         arguments: dict[str, Any] = {
@@ -183,7 +188,7 @@ class _Slices:
             arguments["in_place"] = {tensors[y].name: tensors[x].name for y, x in pairs}
         return arguments
 
-    def _transfer(self, i: int, moment: Moment) -> dict[str, Any]:
+    def _transfer_arguments(self, i: int, moment: Moment) -> dict[str, Any]:
         tensor = self.graph.tensors[i]
         arguments: dict[str, Any] = {
             "tensor": tensor.name,
@@ -194,7 +199,7 @@ class _Slices:
             arguments["writes_back"] = tensor.replaces
         return arguments
 
-    def _flow(self, number: int, i: int, out: Moment, back: Moment) -> Iterator[Event]:
+    def _flow_events(self, number: int, i: int, out: Moment, back: Moment) -> Iterator[Event]:
         shared = {
             "name": f"{self.graph.tensors[i].name} on storage",
             "cat": "storage",
@@ -205,7 +210,7 @@ class _Slices:
         yield shared | {"ph": "s", "ts": _us(out.start_s)}
         yield shared | {"ph": "f", "bp": "e", "ts": _us(back.start_s)}
 
-    def _peak(self, moment: Moment) -> Event:
+    def _peak_event(self, moment: Moment) -> Event:
         return {
             "name": "peak RAM",
             "cat": "peak",
@@ -219,35 +224,35 @@ class _Slices:
 
 
 def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
-    """Yield RAM in all and by kind at each of its changes, and the budget."""
+    """Yield counters of RAM, in total and by kind, at each change, and of the budget."""
     clocks = [moment.issued_s for moment in check.moments]
     clocks += [moment.end_s for moment in check.moments[-1:]]
     last = None
-    for position, levels in enumerate(zip(*_by_kind(graph, plan).values(), strict=True)):
+    for position, levels in enumerate(zip(*_ram_by_kind(graph, plan).values(), strict=True)):
         kinds = list(zip(*levels, strict=True))  # during the instruction, and after it
         for time_s, used in zip(clocks[position : position + 2], kinds, strict=True):
             if used != last:
                 yield _counter("RAM", time_s, {"bytes": sum(used)})
-                yield _counter("RAM by kind", time_s, dict(zip(PARTS, used, strict=True)))
+                yield _counter("RAM by kind", time_s, dict(zip(KIND_NAMES, used, strict=True)))
                 last = used
     end_s = max((moment.end_s for moment in check.moments), default=0.0)
     if last is not None:
         yield _counter("RAM", end_s, {"bytes": sum(last)})
-        yield _counter("RAM by kind", end_s, dict(zip(PARTS, last, strict=True)))
+        yield _counter("RAM by kind", end_s, dict(zip(KIND_NAMES, last, strict=True)))
     if plan.ram_budget_bytes is not None:
         for time_s in (0.0, end_s):
             yield _counter("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
 
 
-def _by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return for each kind what it takes during and after each instruction [B]."""
-    of_part: list[list[Stay]] = [[] for _ in PARTS]
-    for stay in stays(graph, plan):
+def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Return the RAM of each kind during and after each instruction [B]."""
+    stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
+    for stay in list_stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None
-        of_part[part_of(graph, tensor)].append(stay)
+        stays_by_kind[kind_index(graph, tensor)].append(stay)
     return {
         part: ram_in_use(intervals, len(plan.program))
-        for part, intervals in zip(PARTS, of_part, strict=True)
+        for part, intervals in zip(KIND_NAMES, stays_by_kind, strict=True)
     }
 
 

@@ -4,5 +4,5 @@ from typing import Final
 
 FORMAT: Final = "poetmodel-plan"
 VERSION: Final = 1
-VERSION_OF_STATE: Final = 2
-"""Version of the files of plans that state the homes of state."""
+STATE_VERSION: Final = 2
+"""Version of files of plans with homes of state."""

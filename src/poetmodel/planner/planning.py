@@ -24,10 +24,10 @@ from poetmodel.schedule import (
     check_schedule,
     simulate,
 )
-from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.identity import OBJECTIVE_VALUE
-from poetmodel.schedule.simulation import timed_anew
-from poetmodel.schedule.verification import PlannedFigures, broken_limits
+from poetmodel.schedule.simulation import with_times
+from poetmodel.schedule.verification import PlanMetrics, broken_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,7 +123,7 @@ def _make_valid_plan(
     )
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:
-        return replace(plan, program=compiled(homes, schedule).program)
+        return replace(plan, program=compile_schedule(homes, schedule).program)
     program = _dma_program(homes, costs.table(graph), schedule, budget, limit_s)
     return replace(plan, program=program)
 
@@ -268,9 +268,9 @@ def verify(
         )
         return check_plan(graph, costs, candidate, aux_bytes=problem.aux_limit_bytes)
 
-    def plan_metrics(simulation: Simulation) -> PlannedFigures:
+    def plan_metrics(simulation: Simulation) -> PlanMetrics:
         """Return makespan and RAM of the checked plan, or of a plan without overlap."""
-        blocking = PlannedFigures(simulation.makespan_s)
+        blocking = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
             return blocking
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
@@ -289,9 +289,9 @@ def verify(
         faults.extend(f"plan: {violation}" for violation in check.violations)
         if plan is not None:
             plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
-            return PlannedFigures(check.makespan_s, plan_peak_bytes)
-        figures = PlannedFigures(check.makespan_s, ram_bytes)
-        max_figures = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
+            return PlanMetrics(check.makespan_s, plan_peak_bytes)
+        figures = PlanMetrics(check.makespan_s, ram_bytes)
+        max_figures = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
         return _raise_to_stated(figures, stated or {}, max_figures)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
@@ -299,8 +299,8 @@ def verify(
 
 
 def _raise_to_stated(
-    figures: PlannedFigures, stated: Mapping[str, float | None], max_figures: PlannedFigures
-) -> PlannedFigures:
+    figures: PlanMetrics, stated: Mapping[str, float | None], max_figures: PlanMetrics
+) -> PlanMetrics:
     """Return makespan and RAM, raised to the values stated in a file, up to `max_figures`.
 
     A file may state these values of another, slower plan.
@@ -311,7 +311,7 @@ def _raise_to_stated(
         makespan_s = max(makespan_s, min(stated_s, max_figures.makespan_s or 0.0))
     if stated_bytes is not None and ram_bytes is not None:
         ram_bytes = max(ram_bytes, min(int(stated_bytes), max_figures.ram_bytes or 0))
-    return PlannedFigures(makespan_s, ram_bytes)
+    return PlanMetrics(makespan_s, ram_bytes)
 
 
 def _min_ram_bytes(
@@ -330,7 +330,7 @@ def _min_ram_bytes(
     def peak_if_valid(ram_bytes: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a limit."""
         check = check_within(ram_bytes)
-        timed = timed_anew(
+        timed = with_times(
             simulation,
             problem.graph,
             problem.costs,

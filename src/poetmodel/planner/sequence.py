@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op, Program
-from poetmodel.plan.derivation import copies_of
-from poetmodel.schedule.compilation import compiled
+from poetmodel.plan.derivation import find_copies
+from poetmodel.schedule.compilation import compile_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ def computations_and_transfers(homes: Homes, schedule: Schedule) -> Program:
     First reads of state are page-ins. A page-out is idle if no page-in of the tensor follows, or if
     the tensor is already on storage. The page-out of a state replacement is never idle.
     """
-    program = homes.steps_of(compiled(homes, schedule).program)
+    program = homes.to_steps(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
     on_storage = set(homes.stored)
     moves = []
@@ -39,7 +39,7 @@ def computations_and_transfers(homes: Homes, schedule: Schedule) -> Program:
 
 def unread_page_ins(homes: Homes, moves: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose tensor no computation reads before its replacement."""
-    copies = copies_of(homes, moves)
+    copies = find_copies(homes, moves)
     return frozenset(c.begin for c in copies if not c.reads and moves[c.begin].op == Op.PAGE_IN)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit, watched
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.derivation import ends_of_copies
+from poetmodel.plan.derivation import last_uses_by_position
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Timing:
         self._dead_since: dict[int, int] = {}
         """Tensors that are dead except for a pending page-out, with the number of steps at their
         death."""
-        ends = ends_of_copies(homes, steps)
+        ends = last_uses_by_position(homes, steps)
         for position, step in enumerate(watched(steps)):
             self._add_step(position, step, ends.get(position, ()))
         self.makespan_s = max(self._core, self._bus)
@@ -113,7 +113,7 @@ class Timing:
         for i in self.homes.outputs[k]:
             if i in self._dead_since:
                 self._release(i)
-        shared = self.homes.shared(k, ended_tensors)
+        shared = self.homes.overwritten_bytes(k, ended_tensors)
         for i in [i for i in shared if self._leaving.get(i, math.inf) <= self._core]:
             self._wait_before_use(i)
         leaving_inputs = [i for i in self._leaving if i in shared]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.clock import check_time_limit
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.derivation import Copy, copies_of
+from poetmodel.plan.derivation import Copy, find_copies
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class TransferWindows:
         self._outs: dict[int, PageOut] = {}
         self._shared = [0] * len(self.nodes)
         """Bytes of inputs that each computation may overwrite [B]."""
-        for copy in copies_of(homes, moves):
+        for copy in find_copies(homes, moves):
             self._add_copy(copy, intervals, paged_in=moves[copy.begin].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
         """Time of each computation [s]."""
@@ -134,7 +134,9 @@ class TransferWindows:
             begin = intervals[copy.reads[0]] if paged_in else begin
             dead_from = intervals[copy.reads[-1]] + 1
             node = self.nodes[dead_from - 1]
-            shared_bytes = 0 if node is None else self._homes.shared(node, (i,)).get(i, 0)
+            shared_bytes = (
+                0 if node is None else self._homes.overwritten_bytes(node, (i,)).get(i, 0)
+            )
             self._shared[dead_from - 1] += shared_bytes
         self._change[begin] += size
         self._change[dead_from] -= size

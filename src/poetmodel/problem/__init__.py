@@ -1,34 +1,34 @@
-"""The stated problem: a graph, its costs, what is limited and what is minimized."""
+"""The stated problem: a graph, its costs, limits and an objective."""
 
 from poetmodel.problem.objective import (
-    CONSTRAINTS,
     DEADLINE_ROWS,
     LIMITED_SUMS,
-    OWN,
+    USER_CONSTRAINTS,
+    USER_OBJECTIVE,
     DeadlineCounts,
     Objective,
     Quantity,
     TimeSum,
-    largest_rewards,
-    over_totals,
+    min_negative_sum,
+    row_over_totals,
 )
-from poetmodel.problem.problem import FEWER_BYTES, Problem, StandIn
+from poetmodel.problem.problem import WRITTEN_BYTES_CUTOFF, Problem, StandIn
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     Coefficients,
     LinearRow,
-    weighted,
+    weighted_sum,
     within,
 )
 from poetmodel.problem.totals import Constraint
 
 __all__ = [
-    "CONSTRAINTS",
     "DEADLINE_ROWS",
-    "FEWER_BYTES",
     "LIMITED_SUMS",
-    "OWN",
     "RELATIVE_TOLERANCE",
+    "USER_CONSTRAINTS",
+    "USER_OBJECTIVE",
+    "WRITTEN_BYTES_CUTOFF",
     "Coefficients",
     "Constraint",
     "DeadlineCounts",
@@ -38,8 +38,8 @@ __all__ = [
     "Quantity",
     "StandIn",
     "TimeSum",
-    "largest_rewards",
-    "over_totals",
-    "weighted",
+    "min_negative_sum",
+    "row_over_totals",
+    "weighted_sum",
     "within",
 ]

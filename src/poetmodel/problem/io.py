@@ -1,7 +1,7 @@
-"""Reading files of own constraints and an own objective, ``*.toml``, for the graph of a problem.
+"""Read files of user-defined constraints and objectives, ``*.toml``, for the graph of a problem.
 
-A name in a sum may be a pattern, as the shell has them: it stands for all nodes or tensors that it
-matches. A name that the graph has is that name, whatever characters are in it.
+A name in a sum may be a shell pattern, which stands for every node or tensor that it matches. A
+name that exists in the graph is not a pattern, whatever its characters.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, did_you_mean, raised_as, shown
 from poetmodel.files import parse_toml, place, read_text, unknown_key
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem.objective import OWN
+from poetmodel.problem.objective import USER_OBJECTIVE
 from poetmodel.problem.totals import (
-    BY_STAGE,
     CONSTANT,
     KEYS,
+    STAGE_COUNTS,
     Constraint,
     Count,
     Key,
     Terms,
     Total,
     is_number,
-    unit_of,
-    whole,
+    to_int_if_whole,
+    unit_of_terms,
 )
 from poetmodel.units import parse_energy, parse_size, parse_time
 
@@ -43,46 +43,49 @@ _SIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "at_least": ("lower",),
     "equals": ("lower", "upper"),
 }
-"""The limits that each key gives."""
+"""The bounds that each key sets."""
 _KEYS: Final = ("name", "sum", "each", *_SIDES)
 _EXAMPLE: Final = '{"bytes_written" = 1}'
 _EACH: Final = "a pattern such as 'recomputations:conv*'"
 
 
 def load_constraints(path: str | Path, problem: Problem) -> Problem:
-    """Return a problem with the constraints, and the objective if there is one, of a file.
+    """Return a problem with the constraints of a file and, if the file has one, its objective.
 
     Raises
     ------
     InputError
-        With every fault of the file.
+        If the file has errors; lists all.
     """
     return parse_constraints(read_text(path), problem, source=str(path))
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Do what `load_constraints` does with the text of a file; `source` names it in errors."""
+    """Return a problem with the constraints and objective of a file's text; see `load_constraints`.
+
+    `source` names the text in errors.
+    """
     with raised_as(InputError, source):
-        reader = _Reader(problem)
+        reader = _ConstraintReader(problem)
         reader.read(parse_toml(text, expected="file of constraints"))
         if reader.faults:
             raise InputError(reader.faults)
         if reader.objective is not None:
-            problem = replace(problem, minimize=OWN, own_objective=reader.objective)
+            problem = replace(problem, minimize=USER_OBJECTIVE, own_objective=reader.objective)
         return replace(problem, constraints=(*problem.constraints, *reader.rows))
 
 
-_NAMED: Final = {
+_NOUNS: Final = {
     Count.RECOMPUTATIONS: "node",
     Count.PAGE_INS: "tensor",
     Count.PAGE_OUTS: "tensor",
     Count.RESIDENT: "state tensor",
 }
-"""Counted part of the schedule, by count."""
+"""What each count refers to, for messages."""
 
 
-class _Reader:
-    """Takes a file apart: its rows, its objective, and every fault with its place."""
+class _ConstraintReader:
+    """Parses a file of constraints to `rows` and `objective`; `faults` are errors with location."""
 
     def __init__(self, problem: Problem) -> None:
         self.rows: list[Constraint] = []
@@ -101,12 +104,12 @@ class _Reader:
             "s": (parse_time, {"whole_s": problem.pass_time_s}),
             "J": (parse_energy, {"whole_j": problem.baseline_energy_j}),
         }
-        self._taken = {row.name: "the problem" for row in problem.constraints}
-        """Owners of each name of a row."""
+        self._owner_of_name = {row.name: "the problem" for row in problem.constraints}
+        """Owner of each name of a row, for messages."""
 
     def read(self, document: dict[str, Any]) -> None:
-        """Read a whole file."""
-        self._unknown(document, _TABLES, "")
+        """Parse the content of a file."""
+        self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
         if not isinstance(tables, list):
             got = "[constraint]" if isinstance(tables, dict) else shown(tables)
@@ -117,30 +120,28 @@ class _Reader:
             if not isinstance(table, dict):
                 self.faults.append(f"{where}: expected a table, got {shown(table)}")
             elif "name" in table:
-                self._constraint(table, default, where)
+                self._read_constraint(table, default, where)
             else:
-                self._constraint(table, default, f"{where} ({shown(default)})")
+                self._read_constraint(table, default, f"{where} ({shown(default)})")
         if "objective" in document:
-            self._objective(document["objective"])
+            self._read_objective(document["objective"])
         elif not tables and not self.faults:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
-    def _objective(self, table: object) -> None:
+    def _read_objective(self, table: object) -> None:
         if not isinstance(table, dict):
             self.faults.append(f"objective: expected a table, [objective], got {shown(table)}")
             return
-        self._unknown(table, ("sum",), "objective.")
-        terms = self._sum(table.get("sum"), "objective.sum", constant=True)
-        self.objective = terms or ((CONSTANT, 0),)  # what cancels out is any schedule
+        self._check_keys(table, ("sum",), "objective.")
+        terms = self._parse_sum(table.get("sum"), "objective.sum", constant=True)
+        self.objective = terms or ((CONSTANT, 0),)  # if terms cancel out, every schedule is optimal
 
-    def _constraint(self, table: dict[str, Any], default: str, where: str) -> None:
+    def _read_constraint(self, table: dict[str, Any], default: str, where: str) -> None:
         before = len(self.faults)
-        self._unknown(table, _KEYS, f"{where}.")
+        self._check_keys(table, _KEYS, f"{where}.")
         name = table.get("name", default)
         if not isinstance(name, str) or not name:
-            self.faults.append(
-                f"{where}.name: expected a text that is not empty, got {shown(name)}"
-            )
+            self.faults.append(f"{where}.name: expected a non-empty string, got {shown(name)}")
             name = default
         sums: dict[str, dict[str, float]] = {}
         if ("sum" in table) == ("each" in table):
@@ -149,28 +150,28 @@ class _Reader:
                 f"{where}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
             )
         elif "sum" in table:
-            sums = {name: dict(self._sum(table["sum"], f"{where}.sum"))}
+            sums = {name: dict(self._parse_sum(table["sum"], f"{where}.sum"))}
         else:
             sums = {
                 f"{name}[{key.partition(':')[2]}]": {key: 1}
-                for key in self._each(table["each"], f"{where}.each")
+                for key in self._parse_each(table["each"], f"{where}.each")
             }
-        unit = unit_of(next(iter(sums.values()), {}).items())
-        limits = self._limits(table, unit, where, known=len(self.faults) == before)
+        unit = unit_of_terms(next(iter(sums.values()), {}).items())
+        limits = self._parse_limits(table, unit, where, is_unit_known=len(self.faults) == before)
         for row in sums:
-            if row in self._taken:
+            if row in self._owner_of_name:
                 self.faults.append(
-                    f"{where}.name: {self._taken[row]} already has the name {shown(row)}"
+                    f"{where}.name: {self._owner_of_name[row]} already has the name {shown(row)}"
                 )
-            self._taken[row] = where
+            self._owner_of_name[row] = where
         if len(self.faults) == before:
             try:
                 self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
             except InputError as error:
                 self.faults += error.faults
 
-    def _sum(self, value: object, where: str, *, constant: bool = False) -> Terms:
-        """Return the terms of a sum, those of patterns written out."""
+    def _parse_sum(self, value: object, where: str, *, constant: bool = False) -> Terms:
+        """Return the terms of a sum, with one term per match of each pattern."""
         if not isinstance(value, dict) or not value:
             got = "an empty table" if value == {} else shown(value)
             self.faults.append(f"{where}: expected a table such as {_EXAMPLE}, got {got}")
@@ -183,11 +184,13 @@ class _Reader:
                     f"{shown(weight)}"
                 )
                 continue
-            for term in (CONSTANT,) if constant and key == CONSTANT else self._matches(key, where):
+            for term in (
+                (CONSTANT,) if constant and key == CONSTANT else self._expand_pattern(key, where)
+            ):
                 total[term] += weight
-        return tuple((key, whole(weight)) for key, weight in total.items() if weight)
+        return tuple((key, to_int_if_whole(weight)) for key, weight in total.items() if weight)
 
-    def _each(self, value: object, where: str) -> list[str]:
+    def _parse_each(self, value: object, where: str) -> list[str]:
         if not isinstance(value, str):
             self.faults.append(f"{where}: expected {_EACH}, got {shown(value)}")
             return []
@@ -197,20 +200,20 @@ class _Reader:
                 f"sum = {{{value} = 1}}"
             )
             return []
-        return list(self._matches(value, where))
+        return list(self._expand_pattern(value, where))
 
-    def _matches(self, key: str, where: str) -> Iterator[str]:
-        """Yield the totals that a key names, in the order of the graph."""
+    def _expand_pattern(self, key: str, where: str) -> Iterator[str]:
+        """Yield the total or the counts that a key matches, in the order of the graph."""
         if key in tuple(Total):
             yield key
             return
         kind, stage, pattern = Key.parse(key)
-        known = kind in self._names if stage is None else kind in BY_STAGE
-        if not known or not pattern:
+        is_known = kind in self._names if stage is None else kind in STAGE_COUNTS
+        if not is_known or not pattern:
             hint = did_you_mean(key, KEYS) or f"expected one of {', '.join(KEYS)}"
             self.faults.append(f"{where}: {shown(key)}: {hint}")
             return
-        names, what = self._names[Count(kind)], _NAMED[Count(kind)]
+        names, noun = self._names[Count(kind)], _NOUNS[Count(kind)]
         last = len(self._graph.nodes) - 1
         if stage is not None and not 0 <= stage <= last:
             self.faults.append(
@@ -222,41 +225,46 @@ class _Reader:
             close = get_close_matches(pattern, names, n=1)
             hint = f"; did you mean {shown(close[0])}?" if close else ""
             self.faults.append(
-                f"{where}: {shown(key)}: no {what} of graph {shown(self._graph.name)} has "
+                f"{where}: {shown(key)}: no {noun} of graph {shown(self._graph.name)} has "
                 f"this name{hint}"
             )
         yield from (f"{key.partition(':')[0]}:{name}" for name in matches)
 
-    def _limits(
-        self, table: dict[str, Any], unit: str, where: str, *, known: bool
+    def _parse_limits(
+        self, table: dict[str, Any], unit: str, where: str, *, is_unit_known: bool
     ) -> dict[str, float]:
-        """Return the limits of a constraint; the unit of its sum is not `known` after a fault."""
-        given = [key for key in _SIDES if key in table]
-        if not given or ("equals" in given and len(given) > 1):
-            got = " and ".join(given) or "none"
+        """Return the bounds of a constraint by field of `Constraint`.
+
+        The unit is unknown (`is_unit_known` is False) if the sum has errors.
+        """
+        keys = [key for key in _SIDES if key in table]
+        if not keys or ("equals" in keys and len(keys) > 1):
+            got = " and ".join(keys) or "none"
             self.faults.append(
                 f"{where}: expected at_most, at_least or both, or equals alone; got {got}"
             )
         limits: dict[str, float] = {}
-        for key in given:
-            amount = self._amount(table[key], unit, f"{where}.{key}", known=known)
+        for key in keys:
+            amount = self._parse_amount(
+                table[key], unit, f"{where}.{key}", is_unit_known=is_unit_known
+            )
             limits |= dict.fromkeys(_SIDES[key], amount)
         return limits
 
-    def _amount(self, value: object, unit: str, where: str, *, known: bool) -> float:
-        if isinstance(value, str) and not known:
-            return 0.0  # a size for all that is known
+    def _parse_amount(self, value: object, unit: str, where: str, *, is_unit_known: bool) -> float:
+        if isinstance(value, str) and not is_unit_known:
+            return 0.0  # cannot be parsed without a unit
         if isinstance(value, str) and unit:
-            parse, of = self._parsers[unit]
+            parse, whole = self._parsers[unit]
             try:
-                return parse(value, field=where, **of)
+                return parse(value, field=where, **whole)
             except InputError as error:
                 self.faults += error.faults
                 return 0.0
         if isinstance(value, str):
             self.faults.append(
-                f"{where}: expected a number, got {shown(value)}: only a sum of bytes, of times "
-                "or of energies alone has a unit"
+                f"{where}: expected a number, got {shown(value)}: a sum has a unit only if all its "
+                "terms are bytes, times or energies"
             )
         elif not is_number(value):
             self.faults.append(f"{where}: expected a finite number, got {shown(value)}")
@@ -264,7 +272,7 @@ class _Reader:
             return value  # type: ignore[return-value]
         return 0.0
 
-    def _unknown(self, table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    def _check_keys(self, table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
         self.faults += [
             f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known
         ]

@@ -1,4 +1,4 @@
-"""A whole training job: how many samples, by when, and on what battery."""
+"""A whole training job: number of samples, time and battery."""
 
 from __future__ import annotations
 
@@ -14,9 +14,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Job in a user's terms: samples, the time until they must be through, a battery.
+    """A training job: number of samples, time limit and battery.
 
-    A step trains on one batch; the last one may be smaller and costs as much.
+    A step trains on one batch; the last batch may be smaller and costs as much as the others.
+
+    Parameters
+    ----------
+    samples : int
+        Number of samples to train on, over all epochs.
+    within : str or float, optional
+        Time for all samples: seconds, or a time such as ``6h``.
+    battery : str or float, optional
+        Energy for all samples: joules, or an energy such as ``1.2Wh``.
+
+    Raises
+    ------
+    BudgetError
+        If a value is invalid.
+
+    Examples
+    --------
+    >>> job = Job(samples=500, within="6h", battery="1.2Wh")
+    >>> job.within_s, job.battery_j
+    (21600.0, 4320.0)
 
     Parameters
     ----------
@@ -45,9 +65,9 @@ class Job:
 
     def __post_init__(self) -> None:
         faults = []
-        given: object = self.samples
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            faults.append(f"samples: expected a whole number from 1, got {shown(given)}")
+        samples: object = self.samples
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            faults.append(f"samples: expected a whole number from 1, got {shown(samples)}")
         for name in ("within", "battery"):
             try:
                 amount = getattr(self, f"{name}_{'s' if name == 'within' else 'j'}")
@@ -61,22 +81,22 @@ class Job:
 
     @property
     def within_s(self) -> float | None:
-        """Time for the whole job [s]; None for any."""
+        """Time for the whole job [s]; None for no limit."""
         return None if self.within is None else parse_time(self.within, field="within")
 
     @property
     def battery_j(self) -> float | None:
-        """Energy for the whole job [J]; None for any."""
+        """Energy for the whole job [J]; None for no limit."""
         return None if self.battery is None else parse_energy(self.battery, field="battery")
 
     def steps(self, graph: Graph) -> int:
-        """Return the number of steps that the samples take on a graph, by its batch size."""
+        """Return the number of steps for all samples, with the graph's batch size."""
         return -(-self.samples // graph.batch_size)
 
     def deadline_s(self, graph: Graph) -> float | None:
-        """Return the time that one step of a graph may take [s]."""
+        """Return the time limit of one step [s]; None for no limit."""
         return None if self.within_s is None else self.within_s / self.steps(graph)
 
     def energy_budget_j(self, graph: Graph) -> float | None:
-        """Return the energy that one step of a graph may take [J]."""
+        """Return the energy limit of one step [J]; None for no limit."""
         return None if self.battery_j is None else self.battery_j / self.steps(graph)

@@ -1,4 +1,4 @@
-"""Quantities as values: what a schedule pays of each, how it is counted and shown."""
+"""Objectives and limits as linear expressions over decisions, with their units and metrics."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from poetmodel.device import Device, StorageMode
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
-    ROUNDING,
+    ROUNDING_ERROR,
     Coefficients,
     LinearRow,
-    weighted,
+    weighted_sum,
 )
 from poetmodel.problem.totals import CONSTANT, Constraint, Count, Key, Terms, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
 
-OWN: Final = "own"
-"""Name of an objective that is a user's own sum of totals."""
-CONSTRAINTS: Final = "constraints"
-"""Name of the rows of a user's own constraints in a model; their index is (name, side)."""
+USER_OBJECTIVE: Final = "own"
+"""Value of `minimize` for a user-defined objective."""
+USER_CONSTRAINTS: Final = "constraints"
+"""Name of the rows of user-defined constraints in a model; their key is (name, side)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
-"""Names of the rows of a deadline: that of the core; where transfers run beside the computing that
-of the bus; and that of a surrogate, while a model states one."""
-LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", CONSTRAINTS})
+"""Names of the rows of a deadline: of the core; of the bus, if transfers overlap computations; of a
+surrogate, while a model states one."""
+LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})
 """Names of all rows of `linear_limits`."""
 
 
 class Quantity(StrEnum):
-    """Objective of a problem."""
+    """Quantity that a problem minimizes."""
 
     ENERGY = "energy"
     """Energy of one training step [J]."""
     TIME = "time"
-    """Time of one training step, in the meaning of the deadline [s]."""
+    """Time of one training step, as counted by the deadline [s]."""
     RAM = "ram"
     """Peak RAM [B]."""
     WRITES = "writes"
@@ -51,14 +51,14 @@ class Quantity(StrEnum):
 
 
 class DeadlineCounts(StrEnum):
-    """Which time a deadline limits."""
+    """Time that a deadline limits."""
 
     COMPUTE = "compute"
-    """Compute time alone (POET, ICML 2022, equation 3)."""
+    """Compute time only (POET, ICML 2022, equation 3)."""
     SERIAL = "serial"
-    """Compute plus transfer time: storage that blocks the core."""
+    """Compute plus transfer time, for storage that blocks the core."""
     OVERLAP = "overlap"
-    """The makespan when one DMA channel moves tensors while the core computes."""
+    """The makespan, with one DMA channel that transfers tensors while the core computes."""
 
 
 def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
@@ -70,20 +70,20 @@ def transfer_mode(device: Device | None, deadline_counts: str | None) -> Storage
 
 
 class TimeSum(NamedTuple):
-    """A weighted sum of compute and transfer time."""
+    """Weights of compute and transfer time in a sum."""
 
     compute: float
-    """Weight of the time that the core computes."""
+    """Weight of compute time."""
     transfer: float
-    """Weight of the time that transfers take."""
+    """Weight of transfer time."""
 
-    def of(self, compute_s: float, transfer_s: float) -> float:
-        """Return the sum [s]."""
+    def weigh(self, compute_s: float, transfer_s: float) -> float:
+        """Return the weighted sum [s]."""
         return self.compute * compute_s + self.transfer * transfer_s
 
 
 class Simulated(Protocol):
-    """A simulated schedule, as far as objectives and limits look at it; figures by their names."""
+    """The metrics of a simulated schedule that objectives and limits read."""
 
     @property
     def compute_s(self) -> float | None:
@@ -98,120 +98,121 @@ class Simulated(Protocol):
         """Time that the deadline counts [s]."""
 
     def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
-        """Return a sum of totals, or what it has beyond a single pass."""
+        """Return a sum of totals; with `extra`, its excess over a single pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSum:
-    """A user's own sum of totals, as simulated."""
+class UserSum:
+    """A user-defined objective, evaluated on simulated schedules."""
 
     graph: Graph = field(compare=False)
     terms: Terms
     rewards: float
-    """Least possible sum of its negative terms, 0 or less."""
+    """Lower bound on the sum of its negative terms, 0 or less."""
 
-    def measured(self, simulation: Simulated) -> float:
-        """Return the sum."""
+    def value_of(self, simulation: Simulated) -> float:
+        """Return the value of the sum."""
         return simulation.total(self.graph, self.terms)
 
-    def overhead(self, simulation: Simulated) -> float:
-        """Return the excess of the sum over its baseline: a single pass less the rewards."""
+    def overhead_of(self, simulation: Simulated) -> float:
+        """Return the excess of the sum over its baseline: a single pass plus `rewards`."""
         extra = simulation.total(self.graph, self.terms, extra=True)
-        above = extra - self.rewards
-        return above if above > ROUNDING * max(abs(extra), abs(self.rewards)) else 0.0
+        overhead = extra - self.rewards
+        scale = max(abs(extra), abs(self.rewards))
+        return overhead if overhead > ROUNDING_ERROR * scale else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """One quantity of a problem: what schedules pay of it, and how it is measured and shown."""
+    """A quantity of a problem as a linear expression over decisions, with metric and format."""
 
     quantity: str
-    """Which `Quantity`, or `OWN`."""
+    """A member of `Quantity`, or `USER_OBJECTIVE`."""
     format: Callable[[float], str]
-    """Shows an amount with its unit."""
+    """Formats a value with its unit."""
     label: str
-    """Name of the part above the baseline, in words."""
-    figure: str
-    """Name of the simulator's figure."""
-    overhead_figure: str
-    """Name of the figure that is the amount above the baseline, added up by itself."""
+    """Display name of the excess over the baseline."""
+    metric: str
+    """Name of the attribute of `Simulation` that is its value."""
+    overhead_metric: str
+    """Name of the attribute of `Simulation` that is the excess, summed separately."""
     coefficients: Coefficients
-    """Contribution of each decision; none for peak RAM, which is no sum over decisions."""
+    """Contribution of each decision; all 0 for peak RAM, which is no sum over decisions."""
     baseline: float = 0.0
-    """Value of a single pass, which every schedule pays. A gap is a fraction of the excess."""
-    least: float = 0.0
-    """Lower bound above the baseline that needs no solver: the minimum RAM, else nothing."""
-    whole: float = 0.0
-    """Without a baseline, an amount to measure by: RAM that schedules can use, bytes of all
-    tensors [B]."""
+    """Value of a single pass, which every schedule pays. A gap is relative to the excess
+    over it."""
+    known_bound: float = 0.0
+    """Lower bound on the excess that needs no solver: the minimum RAM, else 0."""
+    scale: float = 0.0
+    """Scale of objectives without a baseline: useful RAM, or bytes of all tensors [B]."""
     reference: float | None = None
-    """Value of a known schedule; only better ones matter."""
-    counted: TimeSum | None = field(default=None, compare=False)
-    """The sum of times that stands for a makespan, in a surrogate; `baseline` is that of a single
-    pass then."""
-    own: OwnSum | None = None
-    """A user's own sum, where that is minimized."""
+    """Value of a known schedule; only better schedules matter."""
+    time_sum: TimeSum | None = field(default=None, compare=False)
+    """Time that replaces a makespan in a surrogate; `baseline` is then that of a single pass."""
+    user_sum: UserSum | None = None
+    """The user-defined sum; None for other objectives."""
 
     @property
     def unit(self) -> float:
-        """How much one unit of a model's objective is.
+        """Divisor of the objective in models.
 
-        A thousandth of the reference, the baseline, the RAM that schedules can use or a user's own
-        coefficients together, so that gaps that matter are far above a solver's absolute
-        tolerances; else the dearest transfer.
+        One thousandth of the reference, else of the baseline or the scale, so that relevant gaps
+        are far above a solver's absolute tolerances. If these are 0, the cost of the most expensive
+        transfer.
         """
-        measured = self.whole if self.own is not None or not self.is_sum else self.baseline
-        whole = (self.reference if self.is_sum else None) or measured
+        typical = self.scale if self.user_sum is not None or not self.is_sum else self.baseline
+        value = (self.reference if self.is_sum else None) or typical
         transfers = (*self.coefficients.page_in, *self.coefficients.page_out)
-        return whole / 1000 or float(max(transfers, default=0.0)) or 1.0
+        return value / 1000 or float(max(transfers, default=0.0)) or 1.0
 
     @property
-    def in_bytes(self) -> bool:
-        """Whether it is whole bytes: a bound within less than one of a value reaches it."""
+    def is_in_bytes(self) -> bool:
+        """Whether values are whole bytes, so that a bound less than 1 below a value proves it."""
         return self.quantity in (Quantity.RAM, Quantity.WRITES)
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is a sum over decisions: all are but the peak, a maximum over steps."""
+        """Whether it is a sum over decisions; only peak RAM, a maximum over steps, is not."""
         return self.quantity != Quantity.RAM
 
-    def measured(self, simulation: Simulated) -> float:
-        """Return the amount that a schedule takes, as simulated."""
-        if self.own is not None:
-            return self.own.measured(simulation)
-        figure: float | None = getattr(simulation, self.figure)
-        return 0.0 if figure is None else figure
+    def value_of(self, simulation: Simulated) -> float:
+        """Return the value of a simulated schedule."""
+        if self.user_sum is not None:
+            return self.user_sum.value_of(simulation)
+        value: float | None = getattr(simulation, self.metric)
+        return 0.0 if value is None else value
 
-    def overhead(self, simulation: Simulated) -> float:
-        """Return the amount above the baseline, as simulated; the value that a search lowers."""
-        if self.own is not None:
-            return self.own.overhead(simulation)
-        if self.counted is None:
-            return max(0.0, getattr(simulation, self.overhead_figure) or 0.0)
-        whole_s = self.counted.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
-        overhead_s = whole_s - self.baseline
-        return overhead_s if overhead_s > ROUNDING * whole_s else 0.0
+    def overhead_of(self, simulation: Simulated) -> float:
+        """Return the excess of a simulated schedule over the baseline, which searches minimize."""
+        if self.user_sum is not None:
+            return self.user_sum.overhead_of(simulation)
+        if self.time_sum is None:
+            return max(0.0, getattr(simulation, self.overhead_metric) or 0.0)
+        time_s = self.time_sum.weigh(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
+        overhead_s = time_s - self.baseline
+        return overhead_s if overhead_s > ROUNDING_ERROR * time_s else 0.0
 
 
 def linear_limits(problem: Problem) -> Iterator[LinearRow]:
-    """Yield the deadline, two of them where transfers run beside computing, and energy budget.
+    """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
-    Then the own constraints, a lower side with all signs turned: each row has an upper side alone.
+    A deadline has two rows if transfers overlap computations. A lower bound becomes an upper bound
+    with all signs reversed.
     """
     if problem.deadline_s is not None:
         for name, counted in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
-            yield over_totals(
+            yield row_over_totals(
                 problem,
-                _times(problem, counted),
+                _time_coefficients(problem, counted),
                 name=name,
-                # Rows count what comes beyond a single pass, so its time is taken off the limit.
+                # Rows sum the excess over a single pass, whose time is subtracted from the limit.
                 upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE)
-                - counted.of(problem.pass_compute_s, problem.committing.time_s),
+                - counted.weigh(problem.pass_compute_s, problem.commit_cost.time_s),
                 baseline=problem.pass_time_s,
             )
     if problem.energy_budget_j is not None:
         energy = problem.energy
-        yield over_totals(
+        yield row_over_totals(
             problem,
             energy.coefficients,
             name="energy_budget",
@@ -219,20 +220,20 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
             baseline=energy.baseline,
         )
     for constraint in problem.constraints:
-        if not constraint.by_stage:
-            yield from _sides(problem, constraint)
+        if not constraint.is_per_stage:
+            yield from _bound_rows(problem, constraint)
 
 
 def stage_limits(problem: Problem) -> Iterator[LinearRow]:
-    """Yield the own constraints that count in stages, as rows over stages.
+    """Yield a row over (stage, item) decisions for each per-stage user constraint.
 
-    Each has every stage in which what it counts may happen, if only with 0. What never may, such as
-    a page-in of what is not computed yet, is left out.
+    A row lists every stage in which a counted decision is possible, if necessary with coefficient
+    0. Impossible decisions, such as page-ins of a tensor before its computation, are omitted.
     """
     graph = problem.graph
     unread = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
     for constraint in problem.constraints:
-        if not constraint.by_stage:
+        if not constraint.is_per_stage:
             continue
         terms: dict[tuple[str, tuple[int, int]], float] = {}
         for key, value in constraint.terms.items():
@@ -257,26 +258,27 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
         else:
             upper += RELATIVE_TOLERANCE * max(upper, *terms.values())
         pairs = ((value, decision) for decision, value in terms.items())
-        yield LinearRow.of(pairs, name=constraint.name, upper=upper)
+        yield LinearRow.from_terms(pairs, name=constraint.name, upper=upper)
 
 
-def over_totals(problem: Problem, coefficients: Coefficients, **stated: Any) -> LinearRow:
-    """Return the row that has these coefficients for the decisions that totals count."""
-    return LinearRow(space=problem.totals, values=tuple(chain(*coefficients)), **stated)
+def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any) -> LinearRow:
+    """Return the row with these coefficients of the decisions that totals count."""
+    return LinearRow(space=problem.totals, values=tuple(chain(*coefficients)), **fields)
 
 
-def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
-    """Yield the sides of a user's own constraint.
+def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
+    """Yield one row per bound of a user constraint.
 
-    What decisions may add has the tolerance in it; it is negative where that is too much.
+    Its `upper` is the bound minus the constant part, plus the tolerance; negative if the constant
+    part alone violates the bound.
     """
-    coefficients, baseline = sum_of(problem, constraint.terms.items())
-    # Parts of a single pass that cancel out are no more exact for that.
+    coefficients, baseline = expand_totals(problem, constraint.terms.items())
+    # Parts of a single pass that cancel out retain their rounding errors.
     passes: dict[str, float] = {
         Total.ENERGY: problem.energy.baseline,
         Total.COMPUTE: problem.pass_compute_s,
-        Total.TRANSFER: problem.committing.time_s,
-        Total.BYTES_WRITTEN: committed_bytes(problem),
+        Total.TRANSFER: problem.commit_cost.time_s,
+        Total.BYTES_WRITTEN: committed_bytes_of(problem),
     }
     parts = (abs(weight * passes.get(key, 0)) for key, weight in constraint.terms.items())
     largest = max(parts, default=0)
@@ -292,20 +294,22 @@ def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
             slack = math.floor(slack)
         else:
             slack += RELATIVE_TOLERANCE * max(abs(limit), largest)
-        yield over_totals(
+        yield row_over_totals(
             problem,
             signed,
-            name=CONSTRAINTS,
+            name=USER_CONSTRAINTS,
             key=(constraint.name, side),
             upper=slack,
             baseline=sign * baseline,
         )
 
 
-def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coefficients, float]:
-    """Return the term of each decision in a sum of totals, and the sum of a single pass."""
+def expand_totals(
+    problem: Problem, terms: Iterable[tuple[str, float]]
+) -> tuple[Coefficients, float]:
+    """Return the coefficients of decisions in a weighted sum of totals, and its single-pass sum."""
     graph, table = problem.graph, problem.table
-    nothing = (0,) * len(graph.tensors)
+    zeros = (0,) * len(graph.tensors)
     parts: list[tuple[Coefficients, float]] = []
     compute: list[float] = [0] * len(graph.nodes)
     page_in: list[float] = [0] * len(graph.tensors)
@@ -320,33 +324,35 @@ def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coeffi
             counted = page_in if kind == Count.PAGE_INS else page_out
             counted[graph.tensor_index[name]] += weight
         elif kind == Count.RESIDENT:
-            # In a single pass all state is resident; a home on storage takes the weight off again.
+            # In a single pass all state is resident; a home on storage subtracts the weight.
             baseline += weight
             home[graph.tensor_index[name]] -= weight
         elif key == CONSTANT:
             baseline += weight
         elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
             sizes = graph.tensor_bytes
-            moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
+            moved = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
             if key == Total.BYTES_WRITTEN:
-                baseline += weight * committed_bytes(problem)
-            parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
+                baseline += weight * committed_bytes_of(problem)
+            parts.append((_with_state_transfers(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
-            parts += [(part, weight * power) for part, power in _energy_parts(problem)]
+            parts += [(part, weight * power) for part, power in _energy_terms(problem)]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
             parts.append((_coefficients(problem, table.compute_time_s), weight))
             baseline += weight * problem.pass_compute_s
         else:
-            baseline += weight * problem.committing.time_s
+            baseline += weight * problem.commit_cost.time_s
             moved_s = (table.page_in_time_s, table.page_out_time_s)
             parts.append((_coefficients(problem, (), *moved_s), weight))
-    named = _moving(problem, tuple(compute), tuple(page_in), tuple(page_out), home, counts=True)
-    return weighted((named, 1), *parts) if parts else named, baseline
+    named = _with_state_transfers(
+        problem, tuple(compute), tuple(page_in), tuple(page_out), home, counts=True
+    )
+    return weighted_sum((named, 1), *parts) if parts else named, baseline
 
 
-def _energy_parts(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
-    """Yield the energies of decisions, and their times with the idle power over these [W]."""
+def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
+    """Yield (coefficients, weight): energies with weight 1, then times with the idle power [W]."""
     table = problem.table
     computing_w = 0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
     paging_w = problem.idle_power_w if problem.counts_transfers else 0.0
@@ -359,100 +365,105 @@ def _energy_parts(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
         yield _coefficients(problem, (), *transfers_s), paging_w
 
 
-def _energy(problem: Problem) -> Objective:
-    """POET (ICML 2022), equation 2, and idle power over the time that counts."""
+def _energy_objective(problem: Problem) -> Objective:
+    """POET (ICML 2022), equation 2, plus idle power times the counted time."""
     return Objective(
         quantity=Quantity.ENERGY,
         format=format_joules,
         label="energy overhead",
-        figure="energy_j",
-        overhead_figure="overhead_j",
-        coefficients=weighted(*_energy_parts(problem)),
+        metric="energy_j",
+        overhead_metric="overhead_j",
+        coefficients=weighted_sum(*_energy_terms(problem)),
         baseline=problem.baseline_energy_j,
     )
 
 
-def _time(problem: Problem) -> Objective:
+def _time_objective(problem: Problem) -> Objective:
     return Objective(
         quantity=Quantity.TIME,
         format=format_seconds,
         label="time overhead",
-        figure="time_s",
-        overhead_figure="overtime_s",
-        coefficients=_times(problem, problem.time_sum),
+        metric="time_s",
+        overhead_metric="overtime_s",
+        coefficients=_time_coefficients(problem, problem.time_sum),
         baseline=problem.pass_time_s,
     )
 
 
-def _peak_ram(problem: Problem) -> Objective:
+def _ram_objective(problem: Problem) -> Objective:
     return Objective(
         quantity=Quantity.RAM,
         format=format_bytes,
         label="peak RAM",
-        figure="needed_ram_bytes",
-        overhead_figure="needed_ram_bytes",
+        metric="needed_ram_bytes",
+        overhead_metric="needed_ram_bytes",
         coefficients=_coefficients(problem),
-        least=problem.floor.bytes,
-        whole=problem.useful_ram_bytes,
+        known_bound=problem.floor.bytes,
+        scale=problem.useful_ram_bytes,
     )
 
 
-def _writes(problem: Problem) -> Objective:
+def _writes_objective(problem: Problem) -> Objective:
     sizes = problem.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,
         format=format_bytes,
         label="bytes paged out",
-        figure="written_bytes",
-        overhead_figure="paged_bytes",
-        baseline=committed_bytes(problem),
+        metric="written_bytes",
+        overhead_metric="paged_bytes",
+        baseline=committed_bytes_of(problem),
         coefficients=_coefficients(problem, page_out=sizes),
-        whole=sum(sizes),
+        scale=sum(sizes),
     )
 
 
-def _own(problem: Problem) -> Objective:
-    coefficients, baseline = sum_of(problem, problem.own_objective)
-    rewards = largest_rewards(problem.graph, coefficients)
+def _user_objective(problem: Problem) -> Objective:
+    coefficients, baseline = expand_totals(problem, problem.own_objective)
+    rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(
-        quantity=OWN,
+        quantity=USER_OBJECTIVE,
         format="{:.6g}".format,
-        label="own objective above a single pass",
-        figure="",
-        overhead_figure="",
+        label="objective above a single pass",
+        metric="",
+        overhead_metric="",
         coefficients=coefficients,
         baseline=baseline + rewards,
-        whole=sum(map(abs, (value for column in coefficients for value in column))),
-        own=OwnSum(problem.graph, problem.own_objective, rewards),
+        scale=sum(map(abs, (value for column in coefficients for value in column))),
+        user_sum=UserSum(problem.graph, problem.own_objective, rewards),
     )
 
 
-def committed_bytes(problem: Problem) -> int:
-    """Return the bytes that commits write in a step [B]."""
+def committed_bytes_of(problem: Problem) -> int:
+    """Return the bytes that commits write per step [B]."""
     commit = problem.table.commit
     return 0 if commit is None else commit.written_bytes
 
 
-def rewards_page_outs(problem: Problem) -> bool:
-    """Return whether an own constraint or objective may want a page-out that no page-in needs.
+def may_reward_page_outs(problem: Problem) -> bool:
+    """Return whether a user constraint or objective may reward page-outs that no page-in needs.
 
-    Those of replaced state are decided by its home.
+    Page-outs of replacements do not count, since homes of state decide them.
     """
     fixed = {*problem.graph.state_tensors, *problem.graph.state_of}
-    sums = [sum_of(problem, problem.own_objective)[0]]
+    sums = [expand_totals(problem, problem.own_objective)[0]]
     for constraint in problem.constraints:
-        if not constraint.by_stage:
-            sums += [row.coefficients for row in _sides(problem, constraint)]
-    return any(value < 0 for of in sums for i, value in enumerate(of.page_out) if i not in fixed)
+        if not constraint.is_per_stage:
+            sums += [row.coefficients for row in _bound_rows(problem, constraint)]
+    return any(
+        value < 0
+        for coefficients in sums
+        for i, value in enumerate(coefficients.page_out)
+        if i not in fixed
+    )
 
 
-def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
-    """Return the least possible sum of the terms with negative coefficients, 0 or less.
+def min_negative_sum(graph: Graph, coefficients: Coefficients) -> float:
+    """Return a lower bound on the sum of the terms with negative coefficients, 0 or less.
 
-    No count exceeds the stages after the first computation; a tensor goes out once.
+    A count is at most the number of stages after the first computation; a tensor is paged out once.
     """
     n = len(graph.nodes)
-    most = Coefficients(
+    max_counts = Coefficients(
         compute=range(n - 1, -1, -1),
         page_in=[n - 1 - k for k in graph.node_of],
         page_out=[1] * len(graph.tensors),
@@ -460,23 +471,23 @@ def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
     )
     return sum(
         min(0.0, value) * times
-        for column, counts in zip(coefficients, most, strict=True)
+        for column, counts in zip(coefficients, max_counts, strict=True)
         for value, times in zip(column, counts, strict=True)
     )
 
 
 OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
-    Quantity.ENERGY: _energy,
-    Quantity.TIME: _time,
-    Quantity.RAM: _peak_ram,
-    Quantity.WRITES: _writes,
-    OWN: _own,
+    Quantity.ENERGY: _energy_objective,
+    Quantity.TIME: _time_objective,
+    Quantity.RAM: _ram_objective,
+    Quantity.WRITES: _writes_objective,
+    USER_OBJECTIVE: _user_objective,
 }
-"""Makers of the objective of each quantity."""
+"""Function that makes the objective of each quantity."""
 
 
-def _times(problem: Problem, counted: TimeSum) -> Coefficients:
-    """POET (ICML 2022), equation 3, and transfers."""
+def _time_coefficients(problem: Problem, counted: TimeSum) -> Coefficients:
+    """POET (ICML 2022), equation 3, plus transfers."""
     table = problem.table
     return _coefficients(
         problem,
@@ -492,17 +503,17 @@ def _coefficients(
     page_in: Sequence[float] = (),
     page_out: Sequence[float] = (),
 ) -> Coefficients:
-    """Return coefficients for every node and tensor; a column that is not given is nothing."""
-    nothing = (0.0,) * len(problem.graph.tensors)
-    return _moving(
+    """Return coefficients of every node and tensor; an omitted column is 0."""
+    zeros = (0.0,) * len(problem.graph.tensors)
+    return _with_state_transfers(
         problem,
         tuple(compute) or (0.0,) * len(problem.graph.nodes),
-        tuple(page_in) or nothing,
-        tuple(page_out) or nothing,
+        tuple(page_in) or zeros,
+        tuple(page_out) or zeros,
     )
 
 
-def _moving(
+def _with_state_transfers(
     problem: Problem,
     compute: Sequence[float],
     page_in: Sequence[float],
@@ -511,13 +522,13 @@ def _moving(
     *,
     counts: bool = False,
 ) -> Coefficients:
-    """Return coefficients in which state on storage pays its first read and its write-back.
+    """Return coefficients in which state on storage includes its first read and its write-back.
 
-    `home` is what it pays beside these. Memory-mapped state is not read. A write-back that is a
-    part of a commit is paid wherever the home is; `counts` of page-outs have it all the same.
+    `home` is added to these. Memory-mapped state is not read. Write-backs that commits pay for are
+    excluded, unless the coefficients are `counts` of page-outs.
     """
     graph, commit = problem.graph, problem.table.commit
-    paid = () if commit is None or counts else commit.parts
+    paid = () if commit is None or counts else commit.replacements
     at_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
         if not problem.reads_in_place:

@@ -1,4 +1,4 @@
-"""From what people write to numbers: the limits and choices of a problem, all faults at once."""
+"""Parse and validate the limits and choices of a problem; report all errors at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from poetmodel.budgets import Budget
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
+from poetmodel.problem.objective import USER_OBJECTIVE, DeadlineCounts, Quantity
 from poetmodel.problem.single_pass import SinglePass
-from poetmodel.problem.totals import Constraint, Count, Key, Terms, Total, check_terms
+from poetmodel.problem.totals import Constraint, Count, Key, Terms, Total, term_faults
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     from poetmodel.problem.problem import Problem
 
-COMMIT: Final = "replaced state stays in RAM between commits"
-"""Name of the constraint of problems in which not every step commits."""
+COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
+"""Name of the constraint of problems that do not commit in every step."""
 Limit = TypeVar("Limit")
-SMALLEST_COST: Final = 1e-300
-"""Least time or energy other than nothing: a thousandth of it is still a full number."""
+MIN_POSITIVE_COST: Final = 1e-300
+"""Minimum time or energy other than 0: a thousandth of it is still a normal float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """Values of a problem: choices as members, limits as numbers, all checked."""
+class ResolvedProblem:
+    """The values of a problem, parsed and validated: choices as enum members, limits as numbers."""
 
     costs: Costs
-    """With the commits of the problem."""
+    """Costs, with the commits of the problem."""
     single_pass: SinglePass
     constraints: tuple[Constraint, ...]
-    """With the one that commits need."""
+    """Constraints, including the one that commits need."""
     minimize: str
     deadline_counts: DeadlineCounts
     ram_budget_bytes: int
@@ -45,62 +45,67 @@ class Resolved:
     energy_budget_j: float | None
 
 
-def resolve(problem: Problem) -> Resolved:
-    """Return the values of what a problem states.
+def resolve_problem(problem: Problem) -> ResolvedProblem:
+    """Parse and validate the fields of a problem.
 
     Raises
     ------
     InputError
-        If a choice, a cost or an own sum cannot be used; names all faults.
+        If a choice, a cost or a user-defined sum is invalid; lists all errors.
     BudgetError
-        If limits cannot be used; names all of them.
+        If limits are invalid; lists all errors.
     CostError
-        If the costs do not fit the graph.
+        If the costs do not match the graph.
     """
-    faults = list(_wrong_kinds(problem))
+    faults = list(_type_faults(problem))
     if faults:
         raise InputError(faults)
-    costs, constraints = _committed_costs(problem), _committed_constraints(problem)
-    minimize = _minimize(problem, faults)
-    counts = _deadline_counts(problem, faults)
+    costs, constraints = _costs_with_commits(problem), _constraints_with_commits(problem)
+    minimize = _parse_objective(problem, faults)
+    counts = _parse_deadline_counts(problem, faults)
     single_pass = SinglePass(problem.graph, costs, counts)
-    faults += _wrong_switches(problem)
-    faults += _costs_beyond_numbers(single_pass)
-    faults += own_sum_faults(problem.graph, constraints, problem.own_objective)
+    faults += _switch_faults(problem)
+    faults += _cost_range_faults(single_pass)
+    faults += user_sum_faults(problem.graph, constraints, problem.own_objective)
     if counts == DeadlineCounts.OVERLAP and single_pass.idle_power_w > 0:
-        faults += _rewarded_idling(problem.own_objective, constraints)
+        faults += _energy_reward_faults(problem.own_objective, constraints)
     if faults:
         raise InputError(faults)
-    resolved = Resolved(
+    resolved = ResolvedProblem(
         costs=costs,
         single_pass=single_pass,
         constraints=constraints,
         minimize=minimize,
         deadline_counts=counts,
-        ram_budget_bytes=_limit(partial(_ram_bytes, problem), 0, faults),
-        deadline_s=_limit(partial(_deadline_s, problem, single_pass), None, faults),
-        aux_limit_bytes=_limit(partial(_aux_bytes, problem), None, faults),
-        energy_budget_j=_limit(partial(_energy_j, problem, single_pass), None, faults),
+        ram_budget_bytes=_parse_or_default(partial(_parse_ram, problem), 0, faults),
+        deadline_s=_parse_or_default(partial(_parse_deadline, problem, single_pass), None, faults),
+        aux_limit_bytes=_parse_or_default(partial(_parse_storage, problem), None, faults),
+        energy_budget_j=_parse_or_default(
+            partial(_parse_energy_budget, problem, single_pass), None, faults
+        ),
     )
     if faults:
         raise BudgetError(faults)
     return resolved
 
 
-def _minimize(problem: Problem, faults: list[str]) -> str:
-    """Return what is minimized as a member; register a fault if it is none."""
+def _parse_objective(problem: Problem, faults: list[str]) -> str:
+    """Return `minimize` as an enum member; if invalid, add an error and return the energy."""
     value = problem.minimize
-    if value == OWN and problem.own_objective:
-        return OWN
+    if value == USER_OBJECTIVE and problem.own_objective:
+        return USER_OBJECTIVE
     if value in tuple(Quantity):
         return Quantity(value)
-    hint = "; minimizing(...) sets it, with an objective" if value == OWN else ""
+    hint = "; minimizing(...) sets it, with an objective" if value == USER_OBJECTIVE else ""
     faults.append(f"minimize: expected one of {', '.join(Quantity)}, got {shown(value)}{hint}")
     return Quantity.ENERGY
 
 
-def _deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
-    """Return which time counts as a member; register a fault if it is none."""
+def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
+    """Return the time that the deadline counts as an enum member.
+
+    Defaults to the storage mode of the device. If invalid, adds an error and returns ``serial``.
+    """
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
         overlaps = device is not None and device.has_dma
@@ -112,8 +117,8 @@ def _deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
     return DeadlineCounts.SERIAL
 
 
-def _wrong_switches(problem: Problem) -> Iterator[str]:
-    """Yield faults of what is either allowed or not."""
+def _switch_faults(problem: Problem) -> Iterator[str]:
+    """Yield an error for each Boolean choice that is not a bool or conflicts with the graph."""
     switches: dict[str, object] = {
         "recompute": problem.recompute,
         "paging": problem.paging,
@@ -129,27 +134,27 @@ def _wrong_switches(problem: Problem) -> Iterator[str]:
         )
 
 
-def _committed_costs(problem: Problem) -> Costs:
-    """Return the costs of a problem with its commits; the same object if they have them already."""
+def _costs_with_commits(problem: Problem) -> Costs:
+    """Return the problem's costs with its commits; the same object if they agree."""
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
 
 
-def _committed_constraints(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the constraints of a problem with the one that its commits need."""
+def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
+    """Return the problem's constraints and the one that keeps replaced state between commits."""
     graph, device = problem.graph, problem.costs.device
-    rows = tuple(row for row in problem.constraints if row.name != COMMIT)
-    # Between two commits such state would be in neither generation.
+    rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
+    # Between two commits, replaced state on storage would be in neither generation.
     kept = [graph.tensors[i].name for i in graph.replacement_of]
     if (problem.commit or 1) > 1 and kept and not (device is not None and device.is_volatile):
         terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
-        return (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
+        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(kept)))
     return rows
 
 
-def _wrong_kinds(problem: Problem) -> Iterator[str]:
-    """Name what is of another kind than all that follows takes for granted."""
+def _type_faults(problem: Problem) -> Iterator[str]:
+    """Yield an error for each field of the wrong type."""
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):
@@ -166,13 +171,16 @@ def _wrong_kinds(problem: Problem) -> Iterator[str]:
     for number, row in enumerate(constraints):
         if not isinstance(row, Constraint):
             yield (
-                f"constraints[{number}]: expected a Constraint, got {shown(row)}; subject_to takes "
-                "functions"
+                f"constraints[{number}]: expected a Constraint, got {shown(row)}; functions are "
+                "for subject_to"
             )
 
 
-def _rewarded_idling(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
-    """Name sums that more energy is good for: of a makespan models know a lower bound only."""
+def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
+    """Yield an error for each sum that rewards energy, with idle power over a makespan.
+
+    Models have only a lower bound on the makespan, so they would overestimate such rewards.
+    """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
         where, terms = f"constraint {shown(row.name)}", row.terms
@@ -181,13 +189,13 @@ def _rewarded_idling(objective: Terms, constraints: Iterable[Constraint]) -> Ite
     for where, terms, sign in sums:
         if sign * terms.get(Total.ENERGY, 0) < 0:
             yield (
-                f"{where}: energy_j from below is not decided where the device draws idle power "
-                "over a makespan; use compute_s and transfer_s, or deadline_counts='serial'"
+                f"{where}: energy_j: no sum may reward energy if the device draws idle power over "
+                "a makespan; use compute_s and transfer_s, or deadline_counts='serial'"
             )
 
 
-def _limit(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Limit:
-    """Return a limit; register the faults of one that cannot be used, and return the default."""
+def _parse_or_default(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Limit:
+    """Return a parsed limit; if it is invalid, add its errors and return the default."""
     try:
         return parse()
     except BudgetError as error:
@@ -202,7 +210,7 @@ def check_limits(
     aux_bytes: str | int | None = None,
     energy_budget: str | float | None = None,
 ) -> None:
-    """Raise `BudgetError` for limits that no graph makes right, such as an unknown unit."""
+    """Raise `BudgetError` for limits that are invalid for every graph, such as an unknown unit."""
     whole = 1.0
     parsed: tuple[tuple[Any, Callable[[Any], float]], ...] = (
         (ram, lambda value: Budget.parse(value).resolve(1)),
@@ -221,33 +229,31 @@ def check_limits(
         raise BudgetError(faults)
 
 
-def own_sum_faults(
+def user_sum_faults(
     graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:
-    """Yield what is wrong with own constraints and an own objective."""
+    """Yield an error for each invalid user-defined constraint and objective."""
     names: set[str] = set()
     for row in constraints:
         where = f"constraint {shown(row.name)}"
         if row.name in names:
             yield f"{where}: another constraint has this name"
         names.add(row.name)
-        yield from check_terms(graph, row.terms.items(), where)
-    yield from check_terms(graph, objective, "objective")
+        yield from term_faults(graph, row.terms.items(), where)
+    yield from term_faults(graph, objective, "objective")
     for key, _ in objective:
         if Key.parse(key).stage is not None:
             yield (
-                f"objective: {shown(key)}: an objective counts in all stages; in a model of "
-                "pm.build(problem) it can be stated"
+                f"objective: {shown(key)}: an objective cannot count by stage; a model of "
+                "pm.build(problem) can"
             )
 
 
-def _ram_bytes(problem: Problem) -> int:
+def _parse_ram(problem: Problem) -> int:
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:
-            raise BudgetError(
-                "ram: a budget is needed where no device gives one, such as 256KiB or 50%"
-            )
+            raise BudgetError("ram: without a device, a budget is required, such as 256KiB or 50%")
         value = device.ram_bytes
     budget = Budget.parse(value)
     size = budget.resolve(checkpoint_all_peak_bytes(problem.graph) + problem.resident_bytes)
@@ -256,7 +262,7 @@ def _ram_bytes(problem: Problem) -> int:
     return size
 
 
-def _deadline_s(problem: Problem, single_pass: SinglePass) -> float | None:
+def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
     if problem.deadline is None:
         return None
     time_s = parse_time(problem.deadline, field="deadline", whole_s=single_pass.time_s)
@@ -265,14 +271,14 @@ def _deadline_s(problem: Problem, single_pass: SinglePass) -> float | None:
     return time_s
 
 
-def _aux_bytes(problem: Problem) -> int | None:
+def _parse_storage(problem: Problem) -> int | None:
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
     whole = checkpoint_all_peak_bytes(problem.graph)
     return parse_size(problem.aux_bytes, field="aux", whole_bytes=whole)
 
 
-def _energy_j(problem: Problem, single_pass: SinglePass) -> float | None:
+def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
     if problem.energy_budget is None:
         return None
     whole_j = single_pass.energy_j
@@ -284,20 +290,20 @@ def _energy_j(problem: Problem, single_pass: SinglePass) -> float | None:
     return energy_j
 
 
-def _costs_beyond_numbers(single_pass: SinglePass) -> Iterator[str]:
-    """Name costs too small to be divided, and those that add up to more than a number holds."""
+def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
+    """Yield an error for costs too small to divide and for costs whose sum may overflow."""
     table, times = single_pass.table, len(single_pass.graph.nodes)
     source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)
     nodes = [node.name for node in single_pass.graph.nodes]
     tensors = [tensor.name for tensor in single_pass.graph.tensors]
     for unit in ("time_s", "energy_j"):
-        columns = [f"{what}_{unit}" for what in ("compute", "page_in", "page_out")]
+        columns = [f"{action}_{unit}" for action in ("compute", "page_in", "page_out")]
         costs = [
             (cost, name, column)
             for column, names in zip(columns, (nodes, tensors, tensors), strict=True)
             for cost, name in zip(getattr(table, column), names, strict=False)
         ]
-        tiny = [entry for entry in costs if 0 < entry[0] < SMALLEST_COST]
+        tiny = [entry for entry in costs if 0 < entry[0] < MIN_POSITIVE_COST]
         for cost, name, column in tiny[:1]:
             yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
         power_w = max(1.0, single_pass.idle_power_w) if unit == "time_s" else 1.0
@@ -305,5 +311,5 @@ def _costs_beyond_numbers(single_pass: SinglePass) -> Iterator[str]:
             cost, name, column = max(costs)
             yield (
                 f"{source}{name}: {column}: {cost:g} is too large: with the other costs, over "
-                f"{times} stages, it exceeds the largest number; give smaller figures"
+                f"{times} stages, it exceeds the largest number; use smaller costs"
             )

@@ -1,4 +1,4 @@
-"""The stated problem: a graph, its costs, what is limited and what is minimized."""
+"""The stated problem: a graph, its costs, limits and an objective."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from poetmodel.errors import shown
 from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.problem.objective import (
     OBJECTIVES,
-    OWN,
+    USER_OBJECTIVE,
     DeadlineCounts,
     Objective,
     Quantity,
     Simulated,
     TimeSum,
     linear_limits,
-    rewards_page_outs,
+    may_reward_page_outs,
     stage_limits,
 )
-from poetmodel.problem.parse import resolve
+from poetmodel.problem.parse import resolve_problem
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
@@ -41,84 +41,85 @@ _LIMITED_BY: Final[Mapping[Quantity, str]] = {
     Quantity.WRITES: "aux_bytes",
 }
 """The parameter that limits each quantity."""
-FEWER_BYTES: Final = "fewer bytes written"
-"""Name of the constraint of a problem whose written bytes must be below a value."""
+WRITTEN_BYTES_CUTOFF: Final = "fewer bytes written"
+"""Name of the constraint that limits written bytes to less than a known value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StandIn:
-    """Other counts of a problem that is solved in place of a stated one.
+    """Differences between a surrogate problem and the problem that it is solved for.
 
-    Such a problem is a surrogate (surrogate relaxation: Glover, 1968).
+    A surrogate counts time or cost differently (surrogate relaxation: Glover, 1968).
     """
 
     transfer_share: float | None = None
-    """For a problem whose time is a makespan: how much of the transfer time counts beside all of
-    the compute time, 0 to 1. Its time is ``compute + share * transfer``; the deadline limits that
-    and the transfer time, and idle power beyond one pass is left out. With 0 it is a relaxation:
-    its bounds hold. With 1 it is a restriction: a plan that transfers and computes one after the
-    other keeps the deadline."""
+    """Fraction of the transfer time in the counted time, 0 to 1, if time is a makespan. The counted
+    time is ``compute + share * transfer``; the deadline limits it and the transfer time, and idle
+    power beyond one pass is omitted. With 0 the surrogate is a relaxation: its bounds hold. With 1
+    it is a restriction: a plan that computes and transfers one after the other meets the deadline.
+    None for a problem that is no such surrogate."""
     reference_value: float | None = None
-    """The value of a valid schedule, above 0: the minimized quantity beyond what every schedule
-    pays. Models state the quantity in thousandths of it, and whatever costs more than twice as much
-    by itself as twice as much: only better schedules matter."""
+    """Value of a valid schedule, above 0, without the baseline. Models scale the objective to
+    thousandths of it, and truncate costs above twice the value: only better schedules matter."""
     wants_page_outs: bool = False
-    """Whether what was added to a model may want page-outs that no page-in needs."""
+    """Whether rows added to a model may reward page-outs that no page-in needs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Problem: a graph, its costs, limits, and an objective.
+    """A graph, its costs, limits, and an objective.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
     costs : Costs
-        Time and energy of everything in it; may carry the device that gives the defaults below.
+        Time and energy of its computations and transfers; may include the device that provides the
+        defaults below.
     ram : str or int, optional
         RAM budget: bytes, a size such as ``256KiB``, or a percentage of the keep-all peak
-        (with `count_parameters` of peak plus resident bytes), as `poetmodel.budgets` says. Default:
+        (with `count_parameters` of peak plus resident bytes); see `poetmodel.budgets`. Default:
         the device's RAM.
     deadline : str or float, optional
-        Time limit of a step: seconds, a time such as ``20ms``, or a percentage of one computation
-        of every node. Default: none.
+        Time limit of a step: seconds, a time such as ``20ms``, or a percentage of the time of a
+        single pass. Default: none.
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
-        Which time counts. Default: by the storage mode of the device, else ``serial``.
+        The time that counts. Default: by the storage mode of the device, else ``serial``.
     aux_bytes : str or int, optional
         Auxiliary storage for paged-out tensors. Default: the device's, else unlimited.
     recompute, paging : bool
         Whether tensors may be recomputed, and paged.
     minimize : {'energy', 'time', 'ram', 'writes', 'own'}
-        The objective; the other quantities stay limits. ``own`` is set by `minimizing`.
+        The objective; limits on the other quantities remain. ``own`` is set by `minimizing`.
     energy_budget : str or float, optional
         Energy limit of a step: joules, an energy such as ``1.2Wh``, or a percentage of the
         baseline. Default: none.
     count_parameters : bool
-        Whether parameters, gradients and optimizer state take room in the RAM budget.
+        Whether the RAM budget includes parameters, gradients and optimizer state.
     commit : int, optional
-        After how many steps all replaced state is written to storage. A step pays its share of
-        that. With more than 1, replaced state has its home in RAM. Default: never.
+        Number of steps between writes of all replaced state to storage. A step pays its fraction of
+        these writes. With more than 1, replaced state has its home in RAM. Default: never.
     constraints : tuple of Constraint
-        Own constraints on the totals of a schedule; `subject_to` adds some.
+        User-defined constraints on the totals of a schedule; `subject_to` adds to them.
     own_objective : tuple of (str, float)
-        Own objective, by total; `minimizing` sets it.
+        User-defined objective, by total; `minimizing` sets it.
     stand_in : StandIn
-        What it counts otherwise; solvers set it with `surrogate`.
+        Differences from the problem that this surrogate is solved for; `surrogate` sets it.
 
     Notes
     -----
-    The parameters stay as they are given: ``dataclasses.replace`` with another graph takes a
-    percentage anew. `resolved` makes them numbers.
+    Fields are stored as given: ``dataclasses.replace`` with another graph applies a percentage to
+    the new graph. `resolved` converts them to numbers.
 
     Raises
     ------
     BudgetError
-        If a limit is not usable.
+        If a limit is invalid.
     CostError
-        If the costs do not fit the graph.
+        If the costs do not match the graph.
     InputError
-        For `count_parameters` of a graph with state tensors, which count in any case.
+        If a choice is invalid, or for `count_parameters` of a graph with state tensors, which
+        always count.
 
     Examples
     --------
@@ -149,17 +150,17 @@ class Problem:
     stand_in: StandIn = StandIn()
 
     ram_budget_bytes: int = field(init=False)
-    """The RAM budget as given [B]."""
+    """The RAM budget [B]."""
     deadline_s: float | None = field(init=False)
-    """The deadline [s], if any."""
+    """The deadline [s]; None for none."""
     aux_limit_bytes: int | None = field(init=False)
-    """Room for paged-out tensors [B]; None means unlimited."""
+    """Storage for paged-out tensors [B]; None for unlimited."""
     energy_budget_j: float | None = field(init=False)
-    """The energy limit [J], if any."""
+    """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
-        resolved = resolve(self)
-        assign = partial(object.__setattr__, self)  # frozen for all others
+        resolved = resolve_problem(self)
+        assign = partial(object.__setattr__, self)  # the class is frozen
         assign("costs", resolved.costs)
         assign("single_pass", resolved.single_pass)
         assign("constraints", resolved.constraints)
@@ -180,7 +181,7 @@ class Problem:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is derived is left out: another thread may be deriving it.
+        # Omit cached properties: another thread may be computing them.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def subject_to(self, **rules: Callable[[Any], Any]) -> Self:
@@ -189,19 +190,20 @@ class Problem:
         Parameters
         ----------
         **rules
-            By the name of the constraint, a function of a Pyomo block ``v`` of totals. It returns a
-            linear relation, or a list of them. ``v.recomputations[k]`` is how often node `k` is
-            computed beyond the first time, ``v.page_ins[i]`` and ``v.page_outs[i]`` how often
-            tensor `i` is paged in and out, ``v.resident[i]`` whether state `i` has its home in RAM;
-            `k` and `i` are positions or names. ``v.recomputations[t, k]`` and ``v.page_ins[t, i]``
-            are 1 if that happens in stage `t`, the position or name of its node; sums of these take
-            upper limits. ``v.bytes_written``, ``v.bytes_read`` [B], ``v.energy_j`` [J],
-            ``v.compute_s`` and ``v.transfer_s`` [s] are those of a whole training step.
+            Functions by name of the constraint. Each receives a Pyomo block ``v`` of totals and
+            returns a linear relation, or a list of them. ``v.recomputations[k]`` is the number of
+            computations of node `k` after the first, ``v.page_ins[i]`` and ``v.page_outs[i]`` the
+            number of page-ins and page-outs of tensor `i`, ``v.resident[i]`` is 1 if the home of
+            state `i` is RAM; `k` and `i` are indices or names. ``v.recomputations[t, k]`` and
+            ``v.page_ins[t, i]`` are 1 if that happens in stage `t`, the index or name of its node;
+            sums of these have only upper limits. ``v.bytes_written``, ``v.bytes_read`` [B],
+            ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are those of a whole
+            training step.
 
         Raises
         ------
         InputError
-            If a rule gives no linear relation, or a name is taken.
+            If a function returns no linear relation, or a name exists already.
 
         Examples
         --------
@@ -224,21 +226,22 @@ class Problem:
         Parameters
         ----------
         rule : callable
-            As in `subject_to`, but it returns an expression, which is minimized. Its gap refers to
-            what lies above its value for a single pass; terms with negative coefficients count
-            there as if they were at their largest.
+            As in `subject_to`, but returns an expression, which is minimized. The gap is relative
+            to the excess over a single pass, in which terms with negative coefficients count with
+            their largest possible value.
         """
         terms = TotalsBlock(self.graph).expression(rule, "objective")
-        return replace(self, minimize=OWN, own_objective=terms)
+        return replace(self, minimize=USER_OBJECTIVE, own_objective=terms)
 
     def surrogate(self, **parameters: Any) -> Self:
-        """Return the problem with these parameters of its `StandIn`, and the others it has."""
+        """Return the problem with changed fields of its `StandIn`."""
         return replace(self, stand_in=replace(self.stand_in, **parameters))
 
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
 
-        They keep their amounts where ``dataclasses.replace`` changes the graph or the costs.
+        Unlike percentages, they keep their values if ``dataclasses.replace`` changes graph or
+        costs.
         """
         return replace(
             self,
@@ -250,37 +253,40 @@ class Problem:
 
     @property
     def can_page(self) -> bool:
-        """Whether tensors can be paged: allowed, and there is storage.
+        """Whether tensors can be paged: paging is allowed, and there is storage.
 
-        Storage of 0 bytes takes no page-out, but samples that lie there can still be paged in.
+        Storage of 0 bytes takes no page-outs, but samples on it can still be paged in.
         """
         return self.paging and self.table.has_storage
 
     def may_recompute(self, k: int) -> bool:
-        """Return whether node `k` may be computed a second time."""
+        """Return whether node `k` may be computed more than once."""
         return self.recompute and self.graph.nodes[k].recomputable
 
     @property
     def resident_bytes(self) -> int:
-        """Part of the budget for parameters, gradients and optimizer, if they count [B]."""
+        """Bytes of the budget for parameters, gradients and optimizer [B].
+
+        0 if the budget excludes them.
+        """
         return self.graph.total_resident_bytes if self.count_parameters else 0
 
     @property
     def usable_ram_bytes(self) -> int:
-        """RAM for tensors and workspaces: the budget less what is resident [B]; may be negative."""
+        """RAM for tensors and workspaces: the budget minus resident bytes [B]; may be negative."""
         return self.ram_budget_bytes - self.resident_bytes
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether the core reads state where it lies on storage (memory-mapped storage)."""
+        """Whether the core reads state from storage in place (memory-mapped storage)."""
         device = self.costs.device
         return device is not None and device.is_memory_mapped
 
     @cached_property
     def working_graph(self) -> Graph:
-        """The graph as decisions other than that on the homes of state see it.
+        """The graph for all decisions except homes of state.
 
-        State lies on storage, like a sample; see `poetmodel.problem.working_graph`.
+        State is treated as a sample on storage; see `poetmodel.problem.working_graph`.
         """
         return working_graph(self.graph, read_in_place=self.reads_in_place)
 
@@ -291,22 +297,22 @@ class Problem:
 
     @property
     def useful_ram_bytes(self) -> int:
-        """RAM that schedules can use: that for tensors, at most the keep-all peak [B]; above 0."""
+        """RAM for tensors that schedules can use: at most the keep-all peak [B]; above 0."""
         return max(1, min(self.usable_ram_bytes, checkpoint_all_peak_bytes(self.graph)))
 
     @cached_property
     def single_pass(self) -> SinglePass:
         """Time and energy of computing every node once."""
-        return resolve(self).single_pass  # of an unpickled problem; others have it from the start
+        return resolve_problem(self).single_pass  # after unpickling; otherwise set by __post_init__
 
     @property
     def table(self) -> CostTable:
-        """The costs in the graph's order."""
+        """The costs, indexed by node and tensor."""
         return self.single_pass.table
 
     @property
     def idle_power_w(self) -> float:
-        """Power drawn over the time that counts [W]."""
+        """Power drawn during the counted time [W]."""
         return self.single_pass.idle_power_w
 
     @property
@@ -315,23 +321,23 @@ class Problem:
         return self.single_pass.compute_s
 
     @property
-    def committing(self) -> Cost:
-        """Cost of commits in a single pass: all replaced state is written to storage."""
-        return self.single_pass.committing
+    def commit_cost(self) -> Cost:
+        """Cost of commits in a single pass, which write all replaced state to storage."""
+        return self.single_pass.commit_cost
 
     @property
     def pass_time_s(self) -> float:
-        """Time that counts of a single pass [s]; see `SinglePass.time_s`."""
+        """Counted time of a single pass [s]; see `SinglePass.time_s`."""
         return self.single_pass.time_s
 
     @property
     def baseline_energy_j(self) -> float:
-        """Energy of a single pass, commits and idle power included [J]."""
+        """Energy of a single pass, including commits and idle power [J]."""
         return self.single_pass.energy_j
 
     @property
-    def asks_energy(self) -> bool:
-        """Whether energies were asked for: minimized, limited, in an own sum, or of a device."""
+    def uses_energy(self) -> bool:
+        """Whether energies matter: minimized, limited, in a user sum, or known from a device."""
         sums = (dict(self.own_objective), *(row.terms for row in self.constraints))
         return (
             self.minimize == Quantity.ENERGY
@@ -347,7 +353,7 @@ class Problem:
 
     @cached_property
     def energy(self) -> Objective:
-        """Energy, whether it is minimized or not."""
+        """Energy as an objective, whether it is minimized or not."""
         return self.quantity(Quantity.ENERGY)
 
     @cached_property
@@ -360,26 +366,26 @@ class Problem:
 
     @cached_property
     def linear_limits(self) -> tuple[LinearRow, ...]:
-        """The limits on sums over decisions: deadline, energy budget and own constraints."""
+        """The limits on sums over decisions: deadline, energy budget and user constraints."""
         return tuple(linear_limits(self))
 
     @cached_property
     def stage_limits(self) -> tuple[LinearRow, ...]:
-        """The own constraints that count in stages, as rows over decisions."""
+        """The per-stage user constraints, as rows over decisions."""
         return tuple(stage_limits(self))
 
     @cached_property
     def counted_page_ins(self) -> frozenset[int]:
-        """The tensors whose page-ins own constraints count in stages."""
-        counted = (pair for row in self.stage_limits for pair in row.terms if pair[0])
-        return frozenset(i for _, (family, (_, i)) in counted if family == "paged_in")
+        """The tensors whose page-ins per-stage constraints count."""
+        terms = (term for row in self.stage_limits for term in row.terms if term[0])
+        return frozenset(i for _, (family, (_, i)) in terms if family == "paged_in")
 
     @cached_property
-    def wanted(self) -> Coefficients:
-        """How much the limits and the objective want each decision: above 0 where one does.
+    def rewards(self) -> Coefficients:
+        """Largest reward of each decision by a limit or the objective; 0 if none rewards it.
 
-        A constraint with a lower limit, or with a negative coefficient, can be kept by a
-        recomputation or transfer that serves nothing else.
+        A decision is rewarded by a constraint with a lower limit, or by a negative coefficient:
+        then a recomputation or transfer that no other decision needs may help.
         """
         sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
         wanted = Coefficients(
@@ -388,10 +394,10 @@ class Problem:
                 for columns in zip(*sums, strict=True)
             )
         )
-        return self._possible(wanted) if self.graph.state_tensors else wanted
+        return self._without_forbidden_transfers(wanted) if self.graph.state_tensors else wanted
 
-    def _possible(self, wanted: Coefficients) -> Coefficients:
-        """Return coefficients without transfers that state forbids, or that its home decides."""
+    def _without_forbidden_transfers(self, wanted: Coefficients) -> Coefficients:
+        """Set rewards to 0 for transfers that state forbids or that its home decides."""
         graph = self.graph
         fixed = {*graph.state_tensors, *graph.state_of}
         unread = fixed if self.reads_in_place else set(graph.state_of)
@@ -401,113 +407,114 @@ class Problem:
         )
 
     def quantity(self, quantity: str) -> Objective:
-        """Return a quantity, whether it is minimized or not, as this problem counts it."""
+        """Return a quantity as an objective, as this problem counts it."""
         objective, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
         if quantity == Quantity.TIME and self.stand_in.transfer_share is not None:
             counted = self.time_sum
-            baseline = counted.of(self.pass_compute_s, self.committing.time_s)
-            objective = replace(objective, counted=counted, baseline=baseline)
+            baseline = counted.weigh(self.pass_compute_s, self.commit_cost.time_s)
+            objective = replace(objective, time_sum=counted, baseline=baseline)
         if quantity == self.minimize and reference is not None and objective.is_sum:
             objective = replace(objective, reference=reference)
         return objective
 
     @property
     def counts_transfers(self) -> bool:
-        """Whether transfers take time that counts one by one (meaning ``serial``)."""
+        """Whether the counted time includes every transfer (``serial``)."""
         return self.deadline_counts == DeadlineCounts.SERIAL
 
     @property
     def is_overlapping(self) -> bool:
-        """Whether time is the makespan of a plan whose transfers run beside the computing."""
+        """Whether the counted time is the makespan of a plan with overlapping transfers."""
         overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
         return overlaps and self.stand_in.transfer_share is None
 
     @property
     def time_sum(self) -> TimeSum:
-        """The sum that is minimized as time; for a makespan a lower bound of it, compute alone."""
+        """The time that is minimized, as a sum; for a makespan a lower bound, the compute time."""
         if self.stand_in.transfer_share is not None:
             return TimeSum(1.0, self.stand_in.transfer_share)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
     @cached_property
     def plans_all_transfers(self) -> bool:
-        """Whether plans make all transfers of the schedules that matter.
+        """Whether plans execute all transfers of the relevant schedules.
 
-        Page-outs that no page-in needs are left out where transfers run beside the computing: they
-        take no time there.
+        Plans with overlapping transfers omit page-outs that no page-in needs, since these take no
+        time.
         """
-        wants = self.stand_in.wants_page_outs or rewards_page_outs(self)
+        wants = self.stand_in.wants_page_outs or may_reward_page_outs(self)
         return self.deadline_counts != DeadlineCounts.OVERLAP or not wants
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
-        """The sums that must each keep the deadline; for a makespan they are only necessary.
+        """The sums of times that must each meet the deadline; for a makespan, necessary conditions.
 
-        While transfers run beside the computing, core and bus are each busy for the whole of their
-        own work, and the deadline is no shorter than that.
+        With overlapping transfers, core and bus each need time for all their work, and the makespan
+        is at least either time.
         """
-        beside = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
-        return (self.time_sum, TimeSum(0.0, 1.0)) if beside else (self.time_sum,)
+        limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
+        return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
     def limited_times_s(self, simulation: Simulated) -> tuple[float, ...]:
-        """Return the times of a schedule that must each keep the deadline [s]."""
+        """Return the times of a simulated schedule that must each meet the deadline [s]."""
         if self.stand_in.transfer_share is None:
             return () if simulation.time_s is None else (simulation.time_s,)
         compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
-        return tuple(counted.of(compute_s, transfer_s) for counted in self.deadline_sums)
+        return tuple(counted.weigh(compute_s, transfer_s) for counted in self.deadline_sums)
 
     def without(self, *quantities: Quantity, **changes: Any) -> Self:
-        """Return the problem without its limits on some quantities, and without a reference value.
+        """Return the problem without limits on some quantities, and without a reference value.
 
         Parameters
         ----------
         *quantities : Quantity
-            ``ram`` gets as much as any schedule that matters takes, ``writes`` all that could be
-            paged out.
+            For ``ram`` the budget becomes the maximum that any relevant schedule uses, for
+            ``writes`` the size of all tensors.
         **changes
-            Further fields of the problem.
+            Changed fields of the problem.
         """
-        most = {
-            Quantity.RAM: self._enough_ram_bytes,
+        max_bytes = {
+            Quantity.RAM: self._max_useful_ram_bytes,
             Quantity.WRITES: min(MAX_BYTES, sum(self.graph.tensor_bytes)),
         }
         freed: dict[str, Any] = {
-            _LIMITED_BY[quantity]: most.get(quantity) for quantity in quantities
+            _LIMITED_BY[quantity]: max_bytes.get(quantity) for quantity in quantities
         }
         return replace(self.surrogate(reference_value=None), **freed | changes)
 
     @property
-    def _enough_ram_bytes(self) -> int:
-        """RAM beyond which more is of no use [B]; above 0.
+    def _max_useful_ram_bytes(self) -> int:
+        """RAM beyond which more has no benefit [B]; above 0.
 
-        Keep-all has all that it takes, and nothing is better; where recomputations or transfers are
-        wanted for their own sake, everything at once has.
+        The keep-all peak, since no schedule is better than keep-all. If recomputations or transfers
+        are rewarded, the size of all tensors at once.
         """
         graph = self.graph
-        most = checkpoint_all_peak_bytes(graph)
-        if any(map(any, self.wanted)):
+        max_bytes = checkpoint_all_peak_bytes(graph)
+        if any(map(any, self.rewards)):
             copies = zip(graph.output_bytes, graph.nodes, strict=True)
             once_more = max(size + node.workspace_bytes for size, node in copies)
-            most = sum(graph.tensor_bytes) + once_more
-        return min(MAX_BYTES, max(1, most) + self.resident_bytes)
+            max_bytes = sum(graph.tensor_bytes) + once_more
+        return min(MAX_BYTES, max(1, max_bytes) + self.resident_bytes)
 
-    def below_bytes(self, value: int) -> Self:
-        """Return the problem whose minimized bytes, peak RAM or written, must be below a value.
+    def with_bytes_below(self, value: int) -> Self:
+        """Return the problem whose minimized bytes (peak RAM or written) must be below `value`.
 
-        State takes room on storage whether it is written or not: there a row of its own says so.
+        Written bytes of a graph with state become a constraint, since the storage limit also counts
+        state that is not written.
         """
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:
-            rows = tuple(row for row in self.constraints if row.name != FEWER_BYTES)
+            rows = tuple(row for row in self.constraints if row.name != WRITTEN_BYTES_CUTOFF)
             terms: dict[str, float] = {Total.BYTES_WRITTEN: 1}
-            fewer = Constraint(name=FEWER_BYTES, terms=terms, upper=value - 1)
+            fewer = Constraint(name=WRITTEN_BYTES_CUTOFF, terms=terms, upper=value - 1)
             return replace(self, constraints=(*rows, fewer))
-        more = self.resident_bytes if quantity == Quantity.RAM else 0
-        changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + more}
+        resident_bytes = self.resident_bytes if quantity == Quantity.RAM else 0
+        changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + resident_bytes}
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the stated limits and choices as plain values, SI."""
+        """Return the limits and choices as JSON values in SI units."""
         rows = self.constraints
         return {
             "ram_budget_bytes": self.ram_budget_bytes,
@@ -521,5 +528,5 @@ class Problem:
             "count_parameters": self.count_parameters,
             **({} if self.commit is None else {"commit": self.commit}),
             **({"constraints": [row.to_dict() for row in rows]} if rows else {}),
-            **({"weights": dict(self.own_objective)} if self.minimize == OWN else {}),
+            **({"weights": dict(self.own_objective)} if self.minimize == USER_OBJECTIVE else {}),
         }

@@ -1,4 +1,4 @@
-"""Linear rows over decisions, and what decisions add to a quantity."""
+"""Linear rows over decisions, and coefficients of decisions in a quantity."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RELATIVE_TOLERANCE: Final = 1e-9
-"""Times and energies that differ by less than this, relatively, count as equal."""
-ROUNDING: Final = 1e-13
+"""Times and energies with a smaller relative difference are equal."""
+ROUNDING_ERROR: Final = 1e-13
 """Relative error of the difference of two sums."""
 
 
 def within(value: float, limit: float | None) -> bool:
-    """Return whether a time or energy keeps its limit, to the relative tolerance."""
+    """Return whether a time or energy meets its limit, with the relative tolerance."""
     return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)
 
 
 class Coefficients(NamedTuple):
-    """Contribution of each decision to a quantity, in its unit."""
+    """Contribution of each decision to a quantity, in the quantity's unit."""
 
     compute: Sequence[float]
-    """For each node, one more computation."""
+    """One more computation, for each node."""
     page_in: Sequence[float]
-    """For each tensor, one page-in."""
+    """One page-in, for each tensor."""
     page_out: Sequence[float]
-    """For each tensor, one page-out."""
+    """One page-out, for each tensor."""
     storage_home: Sequence[float]
-    """For each tensor that is state, its home on storage in place of RAM: what reads it first and
-    what writes its replacement back."""
+    """For each state tensor, its home on storage instead of RAM, including its first read and its
+    write-back; 0 for other tensors."""
 
 
-def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
-    """Return the sum of weighted coefficients; what cancels out but for rounding is 0."""
-    weights = [weight for _, weight in parts]
+def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
+    """Return the weighted sum of coefficients; sums that are only rounding errors become 0."""
+    weights = [weight for _, weight in terms]
 
-    def added(values: Iterable[float]) -> float:
+    def add_products(values: Iterable[float]) -> float:
         products: list[float] = list(map(mul, weights, values))
         total: float = sum(products)
         if isinstance(total, int):
             return total
         if len(products) > 2:  # noqa: PLR2004  # the sum of two is rounded once in any case
             total = math.fsum(products)
-        return total if abs(total) > ROUNDING * max(map(abs, products)) else 0.0
+        return total if abs(total) > ROUNDING_ERROR * max(map(abs, products)) else 0.0
 
     return Coefficients(
         *(
-            tuple(added(values) for values in zip(*columns, strict=True))
-            for columns in zip(*(coefficients for coefficients, _ in parts), strict=True)
+            tuple(add_products(values) for values in zip(*columns, strict=True))
+            for columns in zip(*(coefficients for coefficients, _ in terms), strict=True)
         )
     )
 
@@ -64,40 +64,39 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
 class LinearRow:
     """The row ``lower <= sum of value * decision <= upper``, in its own unit.
 
-    What limits, models, own constraints, cuts and heuristics say is such a row. Whole numbers stay
-    ints of any size, so that sums of them are exact.
+    Limits, model constraints, user-defined constraints, cuts and heuristics all use it. Whole
+    numbers are ints of any size, so that their sums are exact.
     """
 
     space: Sequence[Any]
-    """The decisions, shared by many rows: variables of a model, columns of a form, or pairs.
+    """The decisions, shared by rows: variables of a model, columns of a standard form, or pairs.
 
-    Over totals pairs are (field of `Coefficients`, item), all of them as `Problem.totals` has them;
-    over stages they are (family, index) as ``compact`` names them: ``("recomputed", (t, k))``.
-    """
+    Over totals, pairs are (field of `Coefficients`, item), all of `Problem.totals` in order. Over
+    stages, they are (family, index) as in ``compact``: ``("recomputed", (t, k))``."""
     values: Sequence[float] | NDArray[Any]
-    """Contribution of one of each decision."""
+    """Coefficient of each decision."""
     index: NDArray[np.int32] | None = None
-    """For each value the position of its decision in `space`, none twice; None for all in order."""
+    """Position in `space` of each value's decision, without repeats; None for all in order."""
     lower: float = -math.inf
     upper: float = math.inf
-    """Contributions of decisions; an int, compared exactly, if everything is whole."""
+    """Upper bound; an int, compared exactly, if all values are ints."""
     baseline: float = 0.0
-    """Contribution of a single pass, beyond the subject of `lower` and `upper`."""
+    """Contribution of a single pass, which `lower` and `upper` exclude."""
     name: str = ""
-    """Name of the constraint of a model that states it."""
+    """Name of the model constraint that states it."""
     key: Any = None
-    """Which row of that constraint: of a user's own (its name, ``upper`` or ``lower``), of a memory
-    row (stage, node); None where it has one."""
+    """Index within that constraint: (name, ``upper`` or ``lower``) for a user constraint, (stage,
+    node) for a memory row; None if it has one row."""
 
     @classmethod
-    def of(cls, terms: Iterable[tuple[float, Any]], **stated: Any) -> Self:
-        """Return the row of pairs of value and decision, no decision in two of them."""
+    def from_terms(cls, terms: Iterable[tuple[float, Any]], **fields: Any) -> Self:
+        """Return the row of (value, decision) pairs without repeated decisions."""
         values, decisions = tuple(zip(*terms, strict=True)) or ((), ())
-        return cls(space=decisions, values=values, **stated)
+        return cls(space=decisions, values=values, **fields)
 
     @property
     def terms(self) -> Iterator[tuple[float, Any]]:
-        """Pairs of value and decision."""
+        """Pairs (value, decision)."""
         if self.index is None:
             return zip(self.values, self.space, strict=True)
         decisions = map(self.space.__getitem__, self.index.tolist())
@@ -105,17 +104,17 @@ class LinearRow:
 
     @cached_property
     def coefficients(self) -> Coefficients:
-        """The values of a row over all totals, by what they count."""
+        """The values of a row over all totals, by field."""
         columns: dict[str, list[float]] = {field: [] for field in Coefficients._fields}
         for value, (field, _) in self.terms:
             columns[field].append(value)
         return Coefficients(**columns)
 
     def value(self, amount: Callable[[Any], float]) -> float:
-        """Return its sum; `amount` says how much of a decision is taken."""
+        """Return the row's sum; `amount` maps a decision to its value."""
         return sum(value * amount(decision) for value, decision in self.terms)
 
-    def is_kept(self, amount: Callable[[Any], float]) -> bool:
-        """Return whether its sum keeps both sides, to the relative tolerance."""
+    def is_satisfied(self, amount: Callable[[Any], float]) -> bool:
+        """Return whether the sum is between the bounds, with the relative tolerance."""
         value = self.value(amount)
         return within(value, self.upper) and within(-value, -self.lower)

@@ -1,4 +1,7 @@
-"""The single pass: every node computed once. Each schedule pays at least its time and energy."""
+"""The single pass: every node computed once.
+
+Its time and energy bound every schedule from below.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SinglePass:
-    """Time and energy of a step that computes every node once, commits included."""
+    """Time and energy of a step that computes every node once, including commits."""
 
     graph: Graph
     costs: Costs
     deadline_counts: DeadlineCounts
-    """Which time counts."""
+    """The time that counts."""
 
     @cached_property
     def table(self) -> CostTable:
-        """The costs in the graph's order."""
+        """The costs, indexed by node and tensor."""
         return self.costs.table(self.graph)
 
     @property
     def idle_power_w(self) -> float:
-        """Power drawn over the time that counts [W]."""
+        """Power drawn during the counted time [W]."""
         return self.costs.device.idle_power_w if self.costs.device is not None else 0.0
 
     @property
@@ -39,26 +42,26 @@ class SinglePass:
         return sum(self.table.compute_time_s)
 
     @cached_property
-    def committing(self) -> Cost:
-        """Cost of commits: all replaced state is written to storage."""
+    def commit_cost(self) -> Cost:
+        """Cost of commits, which write all replaced state to storage."""
         return self.table.commit_totals()
 
     @property
     def time_s(self) -> float:
-        """Time that counts [s].
+        """Counted time [s].
 
-        Commits are a part of it where transfers count. Where transfers overlap computation, only
-        the writes that come last in any case are.
+        Includes commits if transfers count. If transfers overlap computations, it includes only the
+        writes that always come last.
         """
         commit = self.table.commit
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:
             return self.compute_s
         serial = self.deadline_counts == DeadlineCounts.SERIAL
-        counted = self.committing if serial else commit.rest
+        counted = self.commit_cost if serial else commit.other_cost
         return self.compute_s + counted.time_s
 
     @property
     def energy_j(self) -> float:
-        """Energy, idle power included [J]."""
-        pass_j = sum(self.table.compute_energy_j) + self.committing.energy_j
+        """Energy, including idle power [J]."""
+        pass_j = sum(self.table.compute_energy_j) + self.commit_cost.energy_j
         return pass_j + self.idle_power_w * self.time_s

@@ -1,6 +1,7 @@
-"""Rows and objectives over the totals of a schedule: how often each node and tensor is acted on.
+"""User-defined constraints and objectives: linear expressions of the totals of a schedule.
 
-A row may also say how often that may happen in some stages.
+Totals are sums over a schedule, such as bytes written, and counts of computations and transfers of
+a node or tensor. A constraint may also count them in given stages.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ CONSTANT: Final = "constant"
 
 
 class Count(StrEnum):
-    """Counted node or tensor each; a key such as ``page_ins:conv1`` names one."""
+    """Counts of one node or tensor; a key such as ``page_ins:conv1`` names the tensor."""
 
     RECOMPUTATIONS = "recomputations"
-    """How often a node is computed beyond the first time."""
+    """Number of computations of a node after the first."""
     PAGE_INS = "page_ins"
-    """How often a tensor is paged in."""
+    """Number of page-ins of a tensor."""
     PAGE_OUTS = "page_outs"
-    """How often a tensor is paged out."""
+    """Number of page-outs of a tensor."""
     RESIDENT = "resident"
-    """Whether a state tensor has its home in RAM, 0 or 1."""
+    """Whether the home of a state tensor is RAM, 0 or 1."""
 
 
 class Total(StrEnum):
@@ -44,21 +45,22 @@ class Total(StrEnum):
     BYTES_READ = "bytes_read"
     """Bytes paged in [B]."""
     ENERGY = "energy_j"
-    """Energy of a training step, a single pass included [J]."""
+    """Energy of a training step, including a single pass [J]."""
     COMPUTE = "compute_s"
-    """Compute time, a single pass included [s]."""
+    """Compute time, including a single pass [s]."""
     TRANSFER = "transfer_s"
     """Transfer time [s]."""
 
 
-BY_STAGE: Final = (Count.RECOMPUTATIONS, Count.PAGE_INS)
-"""What may be counted in one stage; ``page_ins@12:conv1`` is 1 if it happens in stage 12."""
+STAGE_COUNTS: Final = (Count.RECOMPUTATIONS, Count.PAGE_INS)
+"""Counts that may be restricted to a stage; ``page_ins@12:conv1`` is 1 for a page-in in
+stage 12."""
 KEYS: Final = (
     *Total,
     *(f"{count}:NAME" for count in Count),
-    *(f"{count}@STAGE:NAME" for count in BY_STAGE),
+    *(f"{count}@STAGE:NAME" for count in STAGE_COUNTS),
 )
-"""Keys of totals, as people write them."""
+"""Keys of totals, as users write them."""
 UNITS: Final[Mapping[str, str]] = {
     Total.BYTES_WRITTEN: "bytes",
     Total.BYTES_READ: "bytes",
@@ -69,21 +71,21 @@ UNITS: Final[Mapping[str, str]] = {
 """Unit of each total; counts have none."""
 
 Terms = tuple[tuple[str, float], ...]
-"""A linear expression: coefficients by key, ``bytes_written`` or ``page_ins:conv1``."""
+"""A linear expression: pairs (key, coefficient) with keys such as ``page_ins:conv1``."""
 
 
 class Key(NamedTuple):
-    """What a key names: a total, or a count of a node or tensor, perhaps in one stage."""
+    """A parsed key: a total, or a count of a node or tensor, optionally in one stage."""
 
     kind: str
     stage: int | None
-    """The stage; None for all of them, -1 for what is none."""
+    """The stage; None for the sum over all stages, -1 if it is invalid."""
     name: str
     """The node or tensor; empty for a total."""
 
     @classmethod
     def parse(cls, key: str) -> Self:
-        """Return the parts of a key.
+        """Parse a key.
 
         Examples
         --------
@@ -96,27 +98,28 @@ class Key(NamedTuple):
         return cls(kind, number if at else None, name)
 
 
-def unit_of(terms: Iterable[tuple[str, float]]) -> str:
-    """Return the unit of a sum; empty for counts, and for a sum of different units."""
+def unit_of_terms(terms: Iterable[tuple[str, float]]) -> str:
+    """Return the unit of a sum; "" for counts and for sums of different units."""
     units = {UNITS.get(key, "") for key, _ in terms if key != CONSTANT}
     return units.pop() if len(units) == 1 else ""
 
 
-def in_words(terms: Terms, *, most: int = 4) -> str:
-    """Return the first terms of a sum as people write it.
+def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
+    """Format the first `max_terms` terms of a sum.
 
     Examples
     --------
-    >>> in_words((("energy_j", 1), ("bytes_written", 2e-6), ("page_ins:a", -1), ("constant", 3)))
+    >>> terms = (("energy_j", 1), ("bytes_written", 2e-6), ("page_ins:a", -1), ("constant", 3))
+    >>> format_terms(terms)
     'energy_j + 2e-06 bytes_written - page_ins:a + 3'
     """
     text = ""
-    for key, weight in terms[:most]:
+    for key, weight in terms[:max_terms]:
         sign = "-" if weight < 0 else "+"
         factor = "" if abs(weight) == 1 and key != CONSTANT else f"{abs(weight):.6g} "
         word = factor.strip() if key == CONSTANT else f"{factor}{key}"
         text += f" {sign} {word}" if text else f"{sign.strip('+')}{word}"
-    more = len(terms) - most
+    more = len(terms) - max_terms
     return f"{text} and {more:,} more" if more > 0 else text
 
 
@@ -124,8 +127,19 @@ def in_words(terms: Terms, *, most: int = 4) -> str:
 class Constraint:
     """A constraint ``lower <= sum of coefficient * total <= upper`` on the totals of a schedule.
 
-    ``Problem.subject_to`` makes them of rules, `Problem` takes them as they are. One that counts in
-    some stages counts nothing else, and is an upper limit without coefficients below 0.
+    ``Problem.subject_to`` makes them from functions. A per-stage constraint contains only counts in
+    stages, and has only an upper limit and no negative coefficients.
+
+    Raises
+    ------
+    InputError
+        If it has no name, no limit or a number that is not finite, if its limits contradict each
+        other, or if a per-stage constraint has more than an upper limit.
+
+    Examples
+    --------
+    >>> Constraint(name="wear", terms={"bytes_written": 1}, upper=4096).describe_limits()
+    'at most 4,096 B'
 
     Raises
     ------
@@ -135,23 +149,23 @@ class Constraint:
 
     Examples
     --------
-    >>> Constraint(name="wear", terms={"bytes_written": 1}, upper=4096).limits_in_words()
+    >>> Constraint(name="wear", terms={"bytes_written": 1}, upper=4096).describe_limits()
     'at most 4,096 B'
     """
 
     name: str
-    """Its name, by which it is reported."""
+    """Its name in reports."""
     terms: dict[str, float] = field(hash=False)
     """Coefficients by total: ``bytes_written``, ``page_ins:conv1``, ``page_ins@12:conv1``."""
     lower: float | None = None
-    """Least value; None for no such limit."""
+    """Minimum; None for no minimum."""
     upper: float | None = None
-    """Largest value; None for no such limit."""
+    """Maximum; None for no maximum."""
 
     def __post_init__(self) -> None:
         where = f"constraint {shown(self.name)}"
         if not self.name:
-            raise InputError(f"{where}: expected a name that is not empty")
+            raise InputError(f"{where}: expected a non-empty name")
         limits = [limit for limit in (self.lower, self.upper) if limit is not None]
         if not limits:
             raise InputError(f"{where}: expected a limit: at most, at least or equals")
@@ -159,40 +173,42 @@ class Constraint:
             if not is_number(value):
                 raise InputError(f"{where}: expected a finite number, got {shown(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
-            raise InputError(f"{where}: at least {limits[0]:g} and at most {limits[1]:g} cross")
-        terms = {key: whole(value) for key, value in dict(self.terms).items()}
+            raise InputError(
+                f"{where}: at least {limits[0]:g} and at most {limits[1]:g} contradict each other"
+            )
+        terms = {key: to_int_if_whole(value) for key, value in dict(self.terms).items()}
         object.__setattr__(self, "terms", terms)
         for side in ("lower", "upper"):
             limit = getattr(self, side)
-            object.__setattr__(self, side, None if limit is None else whole(limit))
-        if self.by_stage:
+            object.__setattr__(self, side, None if limit is None else to_int_if_whole(limit))
+        if self.is_per_stage:
             self._check_stages(where)
 
     @property
-    def by_stage(self) -> bool:
-        """Whether it counts in some stages."""
+    def is_per_stage(self) -> bool:
+        """Whether it contains counts in stages."""
         return any(Key.parse(key).stage is not None for key in self.terms)
 
     def _check_stages(self, where: str) -> None:
         others = [key for key in self.terms if Key.parse(key).stage is None]
-        hint = "in a model of pm.build(problem, reductions=False) it can be stated"
+        hint = "a model of pm.build(problem, reductions=False) can state it"
         if others:
             raise InputError(
-                f"{where}: {shown(others[0])} is no count in a stage, but others are; {hint}"
+                f"{where}: {shown(others[0])} does not count by stage, but other terms do; {hint}"
             )
         if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
             raise InputError(
-                f"{where}: what counts in stages takes an upper limit alone, without coefficients "
-                f"below 0; {hint}"
+                f"{where}: a per-stage constraint can only have an upper limit, and no negative "
+                f"coefficients; {hint}"
             )
 
     def amount(self, value: float) -> str:
-        """Return a value of its sum with all digits, and its unit if it has one."""
-        unit = unit_of(self.terms.items()).replace("bytes", "B")
-        return f"{whole(value):,} {unit}".rstrip()
+        """Format a value of the sum, with all digits and its unit."""
+        unit = unit_of_terms(self.terms.items()).replace("bytes", "B")
+        return f"{to_int_if_whole(value):,} {unit}".rstrip()
 
-    def limits_in_words(self, amount: Callable[[float], str] | None = None) -> str:
-        """Return its limits as a phrase: ``at most 3``; `amount` shows a value."""
+    def describe_limits(self, amount: Callable[[float], str] | None = None) -> str:
+        """Return the limits as a phrase: ``at most 3``; `amount` formats a value."""
         amount = self.amount if amount is None else amount
         if self.upper is not None and self.lower == self.upper:
             return f"exactly {amount(self.upper)}"
@@ -204,7 +220,7 @@ class Constraint:
         return " and ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as an entry of a schedule file."""
+        """Return the constraint as an entry of a schedule file."""
         return {
             "name": self.name,
             "terms": dict(self.terms),
@@ -213,15 +229,15 @@ class Constraint:
         }
 
 
-def check_terms(graph: Graph, terms: Iterable[tuple[str, float]], where: str) -> Iterator[str]:
-    """Yield what is wrong with the terms of an expression: nodes and tensors are named."""
+def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], where: str) -> Iterator[str]:
+    """Yield an error for each invalid term of an expression, such as an unknown node."""
     for key, weight in terms:
         if not is_number(weight):
             yield f"{where}: {shown(key)}: expected a finite number, got {shown(weight)}"
         kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
             continue
-        if kind not in tuple(Count if stage is None else BY_STAGE) or not name:
+        if kind not in tuple(Count if stage is None else STAGE_COUNTS) or not name:
             yield f"{where}: {shown(key)}: expected one of {', '.join(KEYS)}"
         elif stage is not None and not 0 <= stage < len(graph.nodes):
             yield (
@@ -236,15 +252,18 @@ def check_terms(graph: Graph, terms: Iterable[tuple[str, float]], where: str) ->
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
-    """Return the position of each state tensor, by name."""
+    """Return the index of each state tensor, by name."""
     return {graph.tensors[i].name: i for i in graph.state_tensors}
 
 
-# -- rules over a Pyomo block --------------------------------------------------------------------
+# -- rules: functions of a Pyomo block -----------------------------------------------------------
 
 
-class _Counts(Mapping[Any, Any]):
-    """The variables of one count, indexed by position or by name; after a stage, of that alone."""
+class _CountVariables(Mapping[Any, Any]):
+    """The variables of one count, by index or name.
+
+    Key (stage, item) gives the variable of a stage.
+    """
 
     def __init__(self, variables: Any, index: Mapping[str, int], in_stage: Any) -> None:
         self._variables = variables
@@ -262,7 +281,7 @@ class _Counts(Mapping[Any, Any]):
         if self._variables.local_name == Count.RESIDENT:
             hint = "expected the name, or the position, of a state tensor"
         if isinstance(key, tuple) and self._in_stage is None:
-            hint = f"in a stage {' and '.join(BY_STAGE)} are counted alone"
+            hint = f"only {' and '.join(STAGE_COUNTS)} can be counted by stage"
         if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(close[0])}?"
         where = f"{self._variables.local_name}[{shown(key)}]"
@@ -274,9 +293,9 @@ class _Counts(Mapping[Any, Any]):
         return isinstance(key, Hashable) and key in self._variables
 
     def get(self, key: object, default: Any = None) -> Any:
-        """Return the count of a name or position; `default` where the graph has none."""
-        known = key in self
-        return self[key] if known else default
+        """Return the variable of a name or index; `default` if the graph has none."""
+        exists = key in self
+        return self[key] if exists else default
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._variables)
@@ -286,7 +305,7 @@ class _Counts(Mapping[Any, Any]):
 
 
 class TotalsBlock:
-    """The totals of a schedule as variables of a Pyomo block, for rules."""
+    """A Pyomo block with a variable for each total of a schedule; parses users' rules on it."""
 
     def __init__(self, graph: Graph) -> None:
         import pyomo.environ as pyo
@@ -303,15 +322,15 @@ class TotalsBlock:
         ):
             variables = pyo.Var(list(index.values()), domain=pyo.NonNegativeIntegers)
             self.block.counted.add_component(str(count), variables)
-            in_stage = None if count not in BY_STAGE else self._in_stages(count, index)
-            setattr(self.block, count, _Counts(variables, index, in_stage))
+            in_stage = None if count not in STAGE_COUNTS else self._stage_variables(count, index)
+            setattr(self.block, count, _CountVariables(variables, index, in_stage))
             self._key |= {id(variables[i]): f"{count}:{name}" for name, i in index.items()}
         for total in Total:
             self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
             self._key[id(self.block.component(total))] = str(total)
 
-    def _in_stages(self, count: Count, index: Mapping[str, int]) -> Callable[[Any, int], Any]:
-        """Return the function that gives the variable of a stage and an item of a count."""
+    def _stage_variables(self, count: Count, index: Mapping[str, int]) -> Callable[[Any, int], Any]:
+        """Return a function that makes the variable of a count's item in a stage."""
         import pyomo.environ as pyo
 
         names = list(index)
@@ -332,31 +351,34 @@ class TotalsBlock:
         return in_stage
 
     def expression(self, rule: Any, where: str) -> Terms:
-        """Return the linear expression that a rule gives, its constant under its own key."""
-        return self._terms(self._call(rule, where), where) or ((CONSTANT, 0),)
+        """Return the linear expression that a rule returns, with its constant under `CONSTANT`."""
+        return self._parse_terms(self._call_rule(rule, where), where) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[Constraint]:
-        """Return the rows that a rule gives: of a list ``name[0]``, ``name[1]``, ..."""
+        """Return the constraints of a rule.
+
+        Those of a list are named ``name[0]``, ``name[1]``, ...
+        """
         import pyomo.environ as pyo
 
-        result = self._call(rule, f"constraint {shown(name)}")
+        result = self._call_rule(rule, f"constraint {shown(name)}")
         relations = (
             {f"{name}[{number}]": relation for number, relation in enumerate(result)}
             if isinstance(result, list)
             else {name: result}
         )
         return [
-            self._row(key, relation)
+            self._parse_relation(key, relation)
             for key, relation in relations.items()
             if relation is not pyo.Constraint.Skip and relation is not pyo.Constraint.Feasible
         ]
 
-    def _row(self, name: str, relation: Any) -> Constraint:
+    def _parse_relation(self, name: str, relation: Any) -> Constraint:
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
         where = f"constraint {shown(name)}"
-        try:  # Pyomo logs what it raises, too.
+        try:  # Pyomo also logs the errors that it raises.
             with LoggingIntercept(StringIO(), "pyomo.core"):
                 row = pyo.Constraint(expr=relation)
                 row.construct()
@@ -367,20 +389,23 @@ class TotalsBlock:
             raise InputError(
                 f"{where}: expected a linear relation between totals, got {got}{why}"
             ) from None
-        terms = dict(self._terms(body, where))
-        shift = terms.pop(CONSTANT, 0)
-        lower, upper = (None if limit is None else pyo.value(limit) - shift for limit in limits)
+        terms = dict(self._parse_terms(body, where))
+        constant = terms.pop(CONSTANT, 0)
+        lower, upper = (None if limit is None else pyo.value(limit) - constant for limit in limits)
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
-    def _call(self, rule: Any, where: str) -> Any:
-        """Return the relations of a rule, several as a list."""
+    def _call_rule(self, rule: Any, where: str) -> Any:
+        """Call a user's rule and return its relation, or a list of relations.
+
+        Raises `InputError` for unknown totals and for expressions that Pyomo refuses.
+        """
         from pyomo.common.errors import PyomoException
 
         if not callable(rule):
             raise InputError(f"{where}: expected a function of the totals, got {shown(rule)}")
         try:
             result = rule(self.block)
-            return _relations(result)
+            return _list_relations(result)
         except AttributeError as error:
             name = getattr(error, "name", None)
             if not isinstance(name, str) or getattr(error, "obj", None) is not self.block:
@@ -389,14 +414,14 @@ class TotalsBlock:
             raise InputError(
                 f"{where}: v.{name}: there is no such total; expected one of {totals}"
             ) from None
-        except PyomoException as error:  # of a relation that is asked whether it is true
+        except PyomoException as error:  # raised when a relation is used as a Boolean
             raise InputError(
                 f"{where}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
                 "two comparisons in one: return a list of them; for 'or' add a variable to a model "
                 "of pm.build(problem)"
             ) from None
 
-    def _terms(self, expression: Any, where: str) -> Terms:
+    def _parse_terms(self, expression: Any, where: str) -> Terms:
         from pyomo.repn import generate_standard_repn
 
         try:
@@ -415,22 +440,24 @@ class TotalsBlock:
         total[CONSTANT] += linear.constant
         if not all(map(is_number, total.values())):
             raise InputError(f"{where}: expected finite numbers, got {shown(str(expression))}")
-        return tuple((key, whole(value)) for key, value in total.items() if value)
+        return tuple((key, to_int_if_whole(value)) for key, value in total.items() if value)
 
 
-def _relations(result: Any) -> Any:
-    """Return the relations of a rule; a list if it has several, as from a generator."""
+def _list_relations(result: Any) -> Any:
+    """Return the relation of a rule, or a list if it returned several or a generator."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 
-    several = isinstance(result, Iterable) and not isinstance(result, ComponentBase | Mapping | str)
-    if isinstance(result, tuple):  # of Pyomo: (lower, expression, upper)
-        several = all(isinstance(relation, RelationalExpression) for relation in result)
-    return list(result) if several else result
+    is_several = isinstance(result, Iterable) and not isinstance(
+        result, ComponentBase | Mapping | str
+    )
+    if isinstance(result, tuple):  # may be Pyomo's form (lower, expression, upper)
+        is_several = all(isinstance(relation, RelationalExpression) for relation in result)
+    return list(result) if is_several else result
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number; an integer has no more digits than floats hold."""
+    """Return whether a value is a finite number; integers beyond the range of floats are not."""
     try:
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -439,6 +466,6 @@ def is_number(value: object) -> bool:
         return False
 
 
-def whole(value: float) -> float:
-    """Return a number as an int where it is whole, so that sums of bytes and counts are exact."""
+def to_int_if_whole(value: float) -> float:
+    """Return a whole number as an int, so that sums of bytes and counts are exact."""
     return int(value) if float(value).is_integer() else float(value)

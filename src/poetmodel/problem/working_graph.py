@@ -1,4 +1,4 @@
-"""The graph as schedules act on it, once the homes of state are a decision of their own."""
+"""The working graph: a graph without state, for all decisions except homes of state."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ if TYPE_CHECKING:
 
 
 def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int] = ()) -> Graph:
-    """Return a graph without state, with the same positions of nodes and tensors.
+    """Return a graph without state, with the same indices of nodes and tensors.
 
     Parameters
     ----------
     graph : Graph
         A graph that may have state.
     read_in_place : bool
-        Whether the core reads state where it lies on storage (memory-mapped storage).
+        Whether the core reads state from storage in place (memory-mapped storage).
     resident : collection of int
         State that is in RAM throughout.
 
     Notes
     -----
-    State is like a sample that lies on storage: the step of its node is its first read. What
-    replaces it takes its room, and no bytes of its own. State that is read in place or resident
-    takes no RAM, and nothing waits for it. What resident state takes, and what it saves, is counted
-    apart.
+    State becomes a sample on storage: the step of its node is its first read. A replacement uses
+    the memory of its state tensor, so it has 0 bytes. State that is read in place or resident also
+    has 0 bytes and no readers. Callers add the RAM of resident state and its savings separately.
     """
     if not graph.state_tensors:
         return graph
-    absent = {graph.tensors[i].name for i in (graph.state_tensors if read_in_place else resident)}
+    omitted = {graph.tensors[i].name for i in (graph.state_tensors if read_in_place else resident)}
     values = {field.name: getattr(graph, field.name) for field in fields(graph)}
-    return Graph.of_valid(**values | {"nodes": tuple(_act(node, absent) for node in graph.nodes)})
+    return Graph.from_valid(
+        **values | {"nodes": tuple(_working_node(node, omitted) for node in graph.nodes)}
+    )
 
 
-def _act(node: Node, absent: set[str]) -> Node:
+def _working_node(node: Node, omitted: set[str]) -> Node:
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
-        if output.replaces is not None or output.name in absent
+        if output.replaces is not None or output.name in omitted
         else output
         for output in node.outputs
     )
     if node.is_state:
         return replace(node, phase=Phase.INPUT, on_aux=True, outputs=outputs)
-    inputs = tuple(name for name in node.inputs if name not in absent)
+    inputs = tuple(name for name in node.inputs if name not in omitted)
     return replace(node, inputs=inputs, outputs=outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, DeviceRoom, RamUse, gauge, keep_all_use, kind_of
+from poetmodel.device.ram import KIND_NAMES, DeviceRam, RamUse, gauge, keep_all_ram_use, tensor_kind
 from poetmodel.plan import Op
 from poetmodel.report.pictures import (
     COLOURS,
@@ -52,7 +52,7 @@ def parts() -> list[dict[str, str]]:
     """Return the kinds of RAM use with their colours, from the bottom of a stack."""
     return [
         {"name": name, "key": name, "light": light, "dark": dark}
-        for name, (light, dark) in zip((*PARTS, "reserved"), PART_COLOURS, strict=True)
+        for name, (light, dark) in zip((*KIND_NAMES, "reserved"), PART_COLOURS, strict=True)
     ]
 
 
@@ -69,7 +69,7 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
                 escape_controls(tensor.name),
                 graph.tensor_bytes[i],
                 graph.node_of[i],
-                kind_of(graph, i),
+                tensor_kind(graph, i),
             ]
             for i, tensor in enumerate(graph.tensors)
         ],
@@ -182,13 +182,13 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
     rooms: dict[str, dict[str, Any]] = {}
     for subject in gauged:
         device, graph = subject.problem.costs.device, subject.graph
-        room = DeviceRoom.of(device, graph, keep_all_use(graph))
+        room = DeviceRam.compare(device, graph, keep_all_ram_use(graph))
         if room is not None:
             rooms[room.device] = _gauge_row("keep-all", room)
     return {"rows": rows, "keep_all": list(rooms.values())}
 
 
-def _gauge_row(label: str, room: DeviceRoom | None) -> dict[str, Any]:
+def _gauge_row(label: str, room: DeviceRam | None) -> dict[str, Any]:
     """Return the device RAM that a schedule uses, as a row of the chart."""
     sizes: Mapping[str, Any] = gauge(room) or {}
     return {

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
-from poetmodel.device.room import room_figures
+from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed
-from poetmodel.problem import OWN, Problem
+from poetmodel.problem import USER_OBJECTIVE, Problem
+from poetmodel.problem.parse import COMMIT_CONSTRAINT
 from poetmodel.report.presenter import metric_facts, state_figures, to_json_object
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.report.subject import Sources, Subject
     from poetmodel.schedule import Schedule
-    from poetmodel.schedule.io import ProblemEntry
+    from poetmodel.schedule.io import ConstraintEntry, ProblemEntry
 
 CHOICE_NAMES: Final = {
     **{choice: str(choice) for choice in Treatment},
@@ -59,11 +60,11 @@ def facts(subject: Subject) -> dict[str, Any]:
         "notes": [*filter(None, (subject.graph.exactness,)), *subject.notes],
         **metrics(Group.ENERGY),
         **_bound_facts(subject),
-        "asks_energy": subject.problem.asks_energy,
+        "asks_energy": subject.problem.uses_energy,
         **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
-        **room_figures(subject.room),
+        **device_ram_metrics(subject.room),
         **metrics(Group.WORK, Group.STEP),
         "pass_s": subject.problem.pass_time_s if timed else None,
         "deadline_time_s": simulation.time_s if timed else None,
@@ -254,7 +255,7 @@ def commands(subject: Subject) -> Iterator[str]:
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
-        if stated.constraints or stated.minimize == OWN:
+        if _has_user_sums(stated):
             lines = "\n".join(_constraint_lines(stated))
             yield f"cat > {shlex.quote(_constraints_file(sources))} <<'TOML'\n{lines}\nTOML"
         yield shlex.join(_solve_command(sources, stated, costs))
@@ -266,7 +267,6 @@ def _solve_command(sources: Sources, stated: ProblemEntry, costs: list[str]) -> 
     """Return the arguments of the command that solves the stated problem again."""
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
-    has_user_objective = stated.minimize == OWN
     switches = {
         "--no-recompute": not stated.recompute,
         "--no-paging": not stated.paging,
@@ -278,12 +278,11 @@ def _solve_command(sources: Sources, stated: ProblemEntry, costs: list[str]) -> 
         *_option("--aux", stated.aux_bytes),
         *_option("--deadline", deadline),
         *_option("--deadline-counts", stated.deadline_counts),
-        *_option("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
-        *_option("--commit-every", stated.commit),
         *_option(
-            "--constraints",
-            _constraints_file(sources) if stated.constraints or has_user_objective else None,
+            "--minimize", None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
         ),
+        *_option("--commit-every", stated.commit),
+        *_option("--constraints", _constraints_file(sources) if _has_user_sums(stated) else None),
         *_option("--energy-budget", energy),
         *(switch for switch, is_set in switches.items() if is_set),
         *_option("--method", None if stated.method == "optimal" else stated.method),
@@ -305,9 +304,20 @@ def _constraints_file(sources: Sources) -> str:
     return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
+def _user_constraints(stated: ProblemEntry) -> list[ConstraintEntry]:
+    """Return the constraints of a problem except the one that ``--commit-every`` adds."""
+    return [
+        row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None
+    ]
+
+
+def _has_user_sums(stated: ProblemEntry) -> bool:
+    return bool(_user_constraints(stated)) or stated.minimize == USER_OBJECTIVE
+
+
 def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
     """Yield the lines of a TOML file with user-defined constraints and objective."""
-    for row in stated.constraints:
+    for row in _user_constraints(stated):
         limits = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:
             limits = {"equals": row.upper}
@@ -315,7 +325,7 @@ def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
         yield f"name = {_toml(row.name)}"
         yield f"sum = {_toml(row.terms)}"
         yield from (f"{key} = {limit!r}" for key, limit in limits.items() if limit is not None)
-    if stated.minimize == OWN:
+    if stated.minimize == USER_OBJECTIVE:
         yield "[objective]"
         yield f"sum = {_toml(stated.weights)}"
 

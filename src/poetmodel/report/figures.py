@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.hardware import device_figures
-from poetmodel.problem.totals import in_words
+from poetmodel.device.hardware import device_quantities
+from poetmodel.problem.totals import format_terms
 from poetmodel.report.presenter import (
     Fact,
     Parts,
@@ -100,7 +100,7 @@ def _options(options: Mapping[str, object]) -> str:
 
 
 def _weights(weights: Mapping[str, float]) -> str:
-    return in_words(tuple(weights.items()))
+    return format_terms(tuple(weights.items()))
 
 
 _SHOWN_GAPS: Final = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.0)
@@ -194,7 +194,7 @@ def _schedule_rows() -> dict[str, tuple[Row, ...]]:
             ("device.cycles", "compute times", str),
             *(
                 (f"device.{path}", known.name, partial(format_device_quantity, unit=known.unit))
-                for path, known in device_figures()
+                for path, known in device_quantities()
             ),
             ("device.storage.mode", "transfers", str),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import gauge, gauge_words
+from poetmodel.device.ram import format_gauge, gauge
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import (
     address_chart,
@@ -99,14 +99,14 @@ def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
 
 def _estimates_note(subjects: Sequence[Subject]) -> str:
     """Return the note that energies are estimates; empty without energies."""
-    has_energies = any(s.costs is not None and s.problem.asks_energy for s in subjects)
+    has_energies = any(s.costs is not None and s.problem.uses_energy for s in subjects)
     return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return the tables of decisions: column heads, and the rows of each schedule by its label."""
     timed = any(subject.costs is not None for subject in subjects)
-    shows_energy = any(subject.problem.asks_energy for subject in subjects)
+    shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if timed and (shows_energy or name != "energy")]
     tables = {
         s.label: decision_table(decision_rows(s.problem, s.schedule), costs=costs) for s in subjects
@@ -133,7 +133,7 @@ def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
     for subject in subjects:
         sizes = gauge(subject.room)
         if sizes is not None:
-            rest, parts = gauge_words(sizes)
+            rest, parts = format_gauge(sizes)
             verdict = "it trains there" if sizes["trains"] else "it does not train there"
             yield f"{subject.label}: {rest}: {verdict}; {parts}"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import GAUGE, DeviceRoom, gauge, gauge_words, room_figures
-from poetmodel.problem.totals import unit_of
+from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, gauge
+from poetmodel.problem.totals import unit_of_terms
 from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -58,22 +58,22 @@ def listed_facts(facts: Iterable[Fact]) -> Iterator[Fact]:
     return (fact for fact in facts if fact.name is not None and fact.value is not None)
 
 
-def room_facts(room: DeviceRoom | None) -> Iterator[Fact]:
+def room_facts(room: DeviceRam | None) -> Iterator[Fact]:
     """Yield device RAM and its use by a step; the values are None without a device."""
-    for key, value in room_figures(room).items():
+    for key, value in device_ram_metrics(room).items():
         if key == "device_ram_bytes" and room is not None:
             yield Fact(key, value, "device RAM", format_bytes, room.remark(), alarm=not room.fits)
         else:
-            yield gauge_fact(key, "of it", room) if key == GAUGE else Fact(key, value)
+            yield gauge_fact(key, "of it", room) if key == GAUGE_KEY else Fact(key, value)
 
 
-def gauge_fact(key: str, name: str, room: DeviceRoom | None) -> Fact:
+def gauge_fact(key: str, name: str, room: DeviceRam | None) -> Fact:
     """Return used and free RAM of a device as one fact, with the parts as note."""
     sizes = gauge(room)
-    note = "" if sizes is None else gauge_words(sizes)[1]
+    note = "" if sizes is None else format_gauge(sizes)[1]
     if room is not None and room.resident_bytes:
         note += "; resident bytes included"
-    return Fact(key, sizes, name, lambda value: gauge_words(value)[0], note)
+    return Fact(key, sizes, name, lambda value: format_gauge(value)[0], note)
 
 
 def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
@@ -136,11 +136,11 @@ def metric_facts(
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
-        if metric.of is None:
+        if metric.read is None:
             continue
         known = timed or not metric.needs_costs
-        value = metric.of(simulation) if known else None
-        listed = display in metric.listed and metric.key not in unlisted
+        value = metric.read(simulation) if known else None
+        listed = display in metric.tables and metric.key not in unlisted
         name, unit = metric.name if listed else None, METRIC_UNITS[metric.unit]
         yield Fact(metric.key, value, name, unit, notes.get(metric.key, ""))
 
@@ -189,7 +189,7 @@ def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
             value.row.name,
             unit_of_constraint(value.row),
             _limit_note(value),
-            bool(value.broken),
+            bool(value.violated_side),
         )
     if len(selected) < len(values):
         more = plural(len(values) - len(selected), "constraint")
@@ -219,7 +219,7 @@ def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintVa
         constraint.value,
         name,
         lambda value: f"{amount(value)}; {_limit_note(constraint)}",
-        alarm=bool(constraint.broken),
+        alarm=bool(constraint.violated_side),
     )
 
 
@@ -227,21 +227,23 @@ def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[Constrain
     """Return the constraints to display: at most `MAX_CONSTRAINTS`, those at a limit first."""
     if len(values) <= MAX_CONSTRAINTS:
         return values
-    return sorted(values, key=lambda value: not (value.at_limit or value.broken))[:MAX_CONSTRAINTS]
+    return sorted(values, key=lambda value: not (value.at_limit or value.violated_side))[
+        :MAX_CONSTRAINTS
+    ]
 
 
 def _limit_note(value: ConstraintValue) -> str:
-    limits = value.row.limits_in_words(unit_of_constraint(value.row))
-    if value.broken:
-        return f"{value.broken} its limit: {limits}"
+    limits = value.row.describe_limits(unit_of_constraint(value.row))
+    if value.violated_side:
+        return f"{value.violated_side} its limit: {limits}"
     free = value.row.lower != value.row.upper
     return f"at its limit: {limits}" if value.at_limit and free else limits
 
 
-def unit_of_constraint(text_fact: Constraint) -> Unit:
+def unit_of_constraint(row: Constraint) -> Unit:
     """Return the format function for the sum of a user-defined constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of(text_fact.terms.items()), format_number)
+    return units.get(unit_of_terms(row.terms.items()), format_number)
 
 
 Row = tuple[str, str, Unit]

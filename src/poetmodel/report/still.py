@@ -6,7 +6,7 @@ import io
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, part_of
+from poetmodel.device.ram import KIND_NAMES, kind_index
 from poetmodel.report.charts import KINDS
 from poetmodel.report.pictures import COLOURS, PART_COLOURS, Kind
 from poetmodel.report.timeline import AGAIN, FIRST_READ, LETTERS, ORIGINS
@@ -191,7 +191,7 @@ def draw_map(axis: Any, stage_map: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, Runs]]:
     """Yield (kind or part, segments) of the band of each copy and workspace in the RAM stack.
 
-    Parts are stacked in the order of `PARTS`, and copies of a part by time.
+    Parts are stacked in the order of `KIND_NAMES`, and copies of a part by time.
     """
     done = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -201,7 +201,7 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, R
     times.append(chart["issued"][-1])
     base = {at: 0 for at in range(len(times) - 1) if times[at + 1] > times[at]}
     stays = sorted(
-        (part_of(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
+        (kind_index(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
         for stay in chart["stays"]
     )
     for part, begin, _, (_, size, _, end, origin, _, given_at, given, *_) in stays:
@@ -217,7 +217,7 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, R
             else:
                 runs.append([times[at], times[at + 1], *edges])
         if runs:
-            yield _ORIGIN_KINDS.get(ORIGINS[origin], PARTS[part]), runs
+            yield _ORIGIN_KINDS.get(ORIGINS[origin], KIND_NAMES[part]), runs
 
 
 def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
@@ -242,7 +242,7 @@ def band_colour(kind_or_part: str) -> str:
     return (
         COLOURS[Kind(kind_or_part)]
         if kind_or_part in tuple(Kind)
-        else PART_COLOURS[PARTS.index(kind_or_part)][0]
+        else PART_COLOURS[KIND_NAMES.index(kind_or_part)][0]
     )
 
 
@@ -282,7 +282,7 @@ def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
     axes.fill_between(x, y, step="post", color=filled, linewidth=0, zorder=0.5)
     kept = format_bytes(round(max(y) * chart["scale"]))
     axes.step(x, y, where="post", color=line, linewidth=0.8, label=f"keep-all: {kept}")
-    for form in (*PARTS, *_ORIGIN_KINDS.values()):
+    for form in (*KIND_NAMES, *_ORIGIN_KINDS.values()):
         if form in bands:
             axes.add_collection(
                 PolyCollection(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import Costs
-from poetmodel.device.room import DeviceRoom
+from poetmodel.device.ram import DeviceRam
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
+from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape
 from poetmodel.planner import verify
 from poetmodel.schedule import (
     RELATIONS,
@@ -98,11 +98,11 @@ class VerifiedSchedule:
         return self.verdict.simulation
 
     @property
-    def room(self) -> DeviceRoom | None:
+    def room(self) -> DeviceRam | None:
         """Device RAM that the schedule uses; None without a device."""
         use = self.simulation.peak_use
         use = replace(use, activation_bytes=use.activation_bytes + self.reserved_bytes)
-        return DeviceRoom.of(self.problem.costs.device, self.problem.graph, use)
+        return DeviceRam.compare(self.problem.costs.device, self.problem.graph, use)
 
     @property
     def constraints(self) -> tuple[ConstraintValue, ...]:
@@ -134,7 +134,7 @@ class Sources:
     schedule: str
     graph: str
     """Graph file or built-in network."""
-    shape: InputShape = OWN_SHAPE
+    shape: InputShape = DEFAULT_SHAPE
     device: str | None = None
     """Name or file of the device, if given."""
     profile: str | None = None

@@ -8,7 +8,7 @@ from poetmodel.device import StorageMode
 from poetmodel.graph import Graph, checkpoint_all_profile
 from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
-from poetmodel.plan.stays import stays
+from poetmodel.plan.stays import list_stays
 from poetmodel.report.pictures import rounded, size_unit, time_unit
 from poetmodel.report.subject import Subject, free_costs
 from poetmodel.schedule.machine import Content, Origin, Stay
@@ -64,7 +64,10 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
     return {
         **chart,
         **{key: [base + ram for ram in chart[key]] for key in ("during", "after")},
-        "stays": [*chart["stays"], *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else [])],
+        "stays": [
+            *chart["stays"],
+            *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else []),
+        ],
         "ghost": [places, peaks],
         "ghost_name": IN_PARTS if runs_in_parts else "keep-all",
         **_budget_values(subject.budget_bytes, subject.peak_ram_bytes),
@@ -104,7 +107,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "unit": unit,
         "during": [moment.high_bytes for moment in moments],
         "after": [moment.ram_bytes for moment in moments],
-        "stays": [_stay_values(stay) for stay in stays(graph, plan)],
+        "stays": [_stay_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
         **_keep_all_profile(graph, ops, of),
         **_budget_values(plan.ram_budget_bytes, check.peak_ram_bytes),

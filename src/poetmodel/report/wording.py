@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import DeviceRoom
-from poetmodel.problem.totals import in_words
+from poetmodel.device.ram import DeviceRam
+from poetmodel.problem.totals import format_terms
 from poetmodel.report.presenter import fine_joules, format_ratio, plural, value_at_path
 from poetmodel.units import format_bytes, format_seconds
 
@@ -87,7 +87,7 @@ def _device_remark(schedule: Facts) -> str:
     """Return a remark if the step does not fit the RAM of the device, else ""."""
     if schedule["device_ram_bytes"] is None:
         return ""
-    room = DeviceRoom(
+    room = DeviceRam(
         device=value_at_path(schedule, "device.key")
         or value_at_path(schedule, "device.name")
         or "the device",
@@ -112,7 +112,7 @@ def _proof_answer(schedule: Facts) -> Words:
     if minimized == "own":
         name = objective.get("name")
         terms = tuple((value_at_path(schedule, "problem.weights") or {}).items())
-        objective_name = in_words(terms) if name is None else f"objective {name!r} of the model"
+        objective_name = format_terms(terms) if name is None else f"objective {name!r} of the model"
         bound_text = f"{objective_name} has the bound {objective['bound']:.6g}"
         quantity = "the user-defined objective" if name is None else "the objective of the model"
     elif minimized == "energy":

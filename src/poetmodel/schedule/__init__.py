@@ -1,13 +1,13 @@
-"""Schedules, their simulator and their verifier, which share no code with models and solvers."""
+"""Schedules, their simulator and their verifier, independent of models and solvers."""
 
 from poetmodel.schedule.identity import RELATIONS, GraphIdentity
 from poetmodel.schedule.relations import (
     Schedule,
     checkpoint_all,
-    paged_at_once,
     pairs_of_rows,
     spans_of_rows,
     storage_entries,
+    with_immediate_page_outs,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
 from poetmodel.schedule.verification import (
@@ -30,9 +30,9 @@ __all__ = [
     "check_schedule",
     "checkpoint_all",
     "constraint_values",
-    "paged_at_once",
     "pairs_of_rows",
     "simulate",
     "spans_of_rows",
     "storage_entries",
+    "with_immediate_page_outs",
 ]

@@ -1,4 +1,4 @@
-"""From schedules to programs: what each stage does, in order, and entries that cannot be done."""
+"""Compilation of schedules to programs: the actions of each stage in order, and invalid entries."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Entry, Homes
 
 Rows = defaultdict[int, list[int]]
-_AT_ONCE: Final = ("R", "M_out")
-"""Relations with entries in the stage in which something is first made."""
+_POSSIBLE_IN_FIRST_STAGE: Final = ("R", "M_out")
+"""Relations that may have entries in the stage of a tensor's or node's first computation."""
 
 
 class CompiledSchedule(NamedTuple):
-    """A schedule as a program."""
+    """The program of a schedule, and its invalid entries."""
 
     program: Program
     steps: list[Pair]
     """Stage and node of the step that each instruction belongs to."""
     faults: list[tuple[int, str]]
-    """Entries that cannot be carried out, in words, each with the instruction that comes next."""
+    """Messages of invalid entries, each with the position of the next instruction."""
 
 
-def compiled(homes: Homes, schedule: Schedule) -> CompiledSchedule:
-    """Write a schedule down as the program that a device with blocking storage runs.
+def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
+    """Compile a schedule to the program that a device with blocking storage executes.
 
-    It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists what
-    differs.
-    It has page-ins, the computation and page-outs of every step, and frees. A stage frees what the
-    next one does not begin with: after its last use there, or at its own step where nothing in the
-    stage uses it.
+    This is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists the
+    differences. The program contains page-ins, the computation and page-outs of every step, and
+    frees. A tensor that is not in RAM when the next stage begins is freed after its last use in the
+    stage, or at its node's step if the stage does not use it.
 
-    Entries that cannot be carried out are faults, and left out: those of no such stage or index,
-    before what they are about is first made, or that state does not allow, and moves and holdings
-    of what is not there. The program of a valid schedule has the energy, time and peak RAM of its
-    simulation. Whether a computation finds its inputs is left to the machine. It takes
-    time in proportion to what changes from stage to stage.
+    Invalid entries become faults and are omitted from the program: entries with unknown stages or
+    indices, entries before the first computation, entries that state forbids, and transfers or kept
+    tensors that are absent. The program of a valid schedule has the energy, time and peak RAM of
+    its simulation. The machine checks that inputs of computations are in RAM. Run time is
+    proportional to the number of changes between stages.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
         check_time_limit()
-        compiler.stage(t)
+        compiler.compile_stage(t)
     return CompiledSchedule(tuple(compiler.program), compiler.steps, compiler.faults)
 
 
-class _Holding:
+class _PresenceTracker:
     """The tensors that a schedule lists in each stage, in RAM or on storage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -62,189 +61,208 @@ class _Holding:
             self.last[last].append(i)
         self.listed: set[int] = set()
         self.missing: list[int] = []
-        """Those of them that are not there, ascending."""
+        """Listed tensors that are absent, ascending."""
 
-    def enter(self, t: int, there: Container[int]) -> list[int]:
-        """Begin a stage, with so much there; return what is missing."""
+    def enter_stage(self, t: int, present: Container[int]) -> list[int]:
+        """Move to stage `t` and return the listed tensors that are not in `present`."""
         self.listed.difference_update(self.last.get(t - 1, ()))
         first = self.first.get(t)
-        # What was there stays while it is listed: only new entries, and those missing before, can
-        # be missing.
+        # A present tensor stays while it is listed, so only new entries and entries that were
+        # missing before can be missing.
         if first or self.missing:
             self.listed.update(first or ())
             candidates = {*self.missing, *(first or ())} & self.listed
-            self.missing = sorted(i for i in candidates if i not in there)
+            self.missing = sorted(i for i in candidates if i not in present)
         return self.missing
 
-    def is_next(self, t: int, i: int) -> bool:
-        """Return whether the stage after `t`, the present one, lists a tensor."""
-        goes_on = i in self.listed and i not in self.last.get(t, ())
-        return goes_on or i in self.first.get(t + 1, ())
+    def is_listed_next(self, t: int, i: int) -> bool:
+        """Return whether stage ``t + 1`` lists tensor `i`; `t` is the current stage."""
+        continues = i in self.listed and i not in self.last.get(t, ())
+        return continues or i in self.first.get(t + 1, ())
 
 
 class _Compiler:
-    """Content of RAM and storage from stage to stage, and the program so far."""
+    """Content of RAM and storage in the current stage, and the program up to it."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []
         self.faults: list[tuple[int, str]] = [(0, fault) for fault in homes.unknown]
-        unlawful = dict(homes.faults_of(schedule))
-        for entry, fault in unlawful.items():
-            self._object(entry, fault)
-        self.computed = self._rows("R", schedule.R, {})
-        self.kept = _Holding(self._spans("S_RAM", schedule.kept, unlawful))
-        self.stored = _Holding(self._spans("S_AUX", schedule.stored, unlawful))
-        self.paged_in = self._rows("M_in", schedule.M_in, unlawful)
-        self.paged_out = self._rows("M_out", schedule.M_out, unlawful)
+        state_faults = dict(homes.schedule_faults(schedule))
+        for entry, fault in state_faults.items():
+            self._add_fault(entry, fault)
+        self.computed = self._valid_rows("R", schedule.R, {})
+        self.kept = _PresenceTracker(self._valid_spans("S_RAM", schedule.kept, state_faults))
+        self.stored = _PresenceTracker(self._valid_spans("S_AUX", schedule.stored, state_faults))
+        self.paged_in = self._valid_rows("M_in", schedule.M_in, state_faults)
+        self.paged_out = self._valid_rows("M_out", schedule.M_out, state_faults)
         self.in_ram: set[int] = set()
         self.on_storage = set(homes.stored)
 
-    # -- entries by themselves ---------------------------------------------------------------
+    # -- entries -----------------------------------------------------------------------------
 
-    def _rows(self, relation: str, pairs: Sequence[Pair], unlawful: Mapping[Entry, str]) -> Rows:
-        """Return the indices of each stage, without those that cannot be."""
+    def _valid_rows(
+        self, relation: str, pairs: Sequence[Pair], state_faults: Mapping[Entry, str]
+    ) -> Rows:
+        """Return the valid indices of each stage; add a fault for each invalid entry."""
         rows: Rows = defaultdict(list)
-        nodes, of_nodes = self.graph.nodes, relation == "R"
+        nodes, is_of_nodes = self.graph.nodes, relation == "R"
         for t, k in watched(pairs):
-            if unlawful and (relation, t, k) in unlawful:
+            if state_faults and (relation, t, k) in state_faults:
                 continue
-            fault = self._fault(relation, t, k)
+            fault = self._entry_fault(relation, t, k)
             if not fault:
                 rows[t].append(k)
-                if of_nodes and k < t and not nodes[k].recomputable:
+                if is_of_nodes and k < t and not nodes[k].recomputable:
                     fault = f"node {nodes[k].name!r} must not be computed again"
             if fault:
-                self._object((relation, t, k), fault)
+                self._add_fault((relation, t, k), fault)
         return rows
 
-    def _spans(
-        self, relation: str, spans: Sequence[Span], unlawful: Mapping[Entry, str]
+    def _valid_spans(
+        self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return spans without the entries that cannot be."""
-        about = {i for name, _, i in unlawful if name == relation}
+        """Return spans without their invalid entries; add a fault for each of these."""
+        faulty = {i for name, _, i in state_faults if name == relation}
         whole: list[Span] = []
         broken: list[Span] = []
         for span in spans:
             i, first, last = span
-            at_fault = self._fault(relation, first, i) or self._fault(relation, last, i)
-            (broken if at_fault or i in about else whole).append(span)
+            fault = self._entry_fault(relation, first, i) or self._entry_fault(relation, last, i)
+            (broken if fault or i in faulty else whole).append(span)
         pairs = []
         for t, i in pairs_of_spans(broken):
-            if (relation, t, i) not in unlawful:
-                fault = self._fault(relation, t, i)
+            if (relation, t, i) not in state_faults:
+                fault = self._entry_fault(relation, t, i)
                 if fault:
-                    self._object((relation, t, i), fault)
+                    self._add_fault((relation, t, i), fault)
                 else:
                     pairs.append((t, i))
         return [*whole, *spans_of_pairs(pairs)]
 
-    def _fault(self, relation: str, t: int, k: int) -> str:
-        """Return the faults of an entry by itself; empty if none."""
-        nodes, made_by, of_nodes = self.graph.nodes, self.node_of, relation == "R"
-        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if of_nodes else made_by)):
+    def _entry_fault(self, relation: str, t: int, k: int) -> str:
+        """Return why an entry is invalid by itself; "" if it is valid."""
+        nodes, nodes_of, is_of_nodes = self.graph.nodes, self.node_of, relation == "R"
+        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if is_of_nodes else nodes_of)):
             return "the graph has no such stage or index"
-        first = k if of_nodes else made_by[k]
-        if t < first or (t == first and relation not in _AT_ONCE):
-            what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
-            return f"{what} is first made in stage {first}"
+        first = k if is_of_nodes else nodes_of[k]
+        if t < first or (t == first and relation not in _POSSIBLE_IN_FIRST_STAGE):
+            subject = f"node {nodes[k].name!r}" if is_of_nodes else self._tensor_label(k)
+            return f"{subject} is first made in stage {first}"
         return ""
 
     # -- stages ------------------------------------------------------------------------------
 
-    def stage(self, t: int) -> None:
-        """Write down what a stage does, step by step."""
+    def compile_stage(self, t: int) -> None:
+        """Append the instructions of stage `t`, step by step."""
         computed = set(self.computed.get(t, ()))
-        self._begin(t)
+        self._enter_stage(t)
         if t not in computed:
             fault = f"node {self.graph.nodes[t].name!r} is not computed in its own stage"
-            self._object(("R", t, t), fault)
-        unable = {i: self._fault_of_page_in(t, i) for i in self.paged_in.get(t, ())}
-        going = self._going(t, computed, [i for i, fault in unable.items() if not fault])
-        page_in, page_out = self._by_node(unable), self._by_node(self.paged_out.get(t, ()))
-        acts = computed.union(going, page_in, page_out)
-        for k in sorted(acts) if len(acts) > 1 else acts:
+            self._add_fault(("R", t, t), fault)
+        page_in_faults = {i: self._page_in_fault(t, i) for i in self.paged_in.get(t, ())}
+        frees = self._frees_by_step(
+            t, computed, [i for i, fault in page_in_faults.items() if not fault]
+        )
+        page_in, page_out = (
+            self._group_by_node(page_in_faults),
+            self._group_by_node(self.paged_out.get(t, ())),
+        )
+        active_steps = computed.union(frees, page_in, page_out)
+        for k in sorted(active_steps) if len(active_steps) > 1 else active_steps:
             for i in page_in.get(k, ()):
-                if unable[i]:
-                    self._object(("M_in", t, i), unable[i])
+                if page_in_faults[i]:
+                    self._add_fault(("M_in", t, i), page_in_faults[i])
                 else:
                     self.program.append(Instruction(Op.PAGE_IN, i))
-            self._step(t, k, page_out.get(k, ()), going.get(k, ()), is_computed=k in computed)
+            self._compile_step(
+                t, k, page_out.get(k, ()), frees.get(k, ()), is_computed=k in computed
+            )
             self.steps.extend([(t, k)] * (len(self.program) - len(self.steps)))
-        for gone in going.values():
-            self.in_ram.difference_update(gone)
+        for freed in frees.values():
+            self.in_ram.difference_update(freed)
 
-    def _begin(self, t: int) -> None:
-        """Enter a stage; report tensors that it claims in RAM or on storage and that are absent."""
-        for i in self.kept.enter(t, self.in_ram):
-            fault = f"{self._tensor(i)} is not in RAM when stage {t} begins"
-            self._object(("S_RAM", t, i), fault)
-        for i in self.stored.enter(t, self.on_storage):
-            fault = f"{self._tensor(i)} is not on storage when stage {t} begins"
-            self._object(("S_AUX", t, i), fault)
+    def _enter_stage(self, t: int) -> None:
+        """Enter a stage.
 
-    def _going(self, t: int, computed: Iterable[int], brought: list[int]) -> dict[int, list[int]]:
-        """Bring tensors into RAM; return for each step those that go after it, ascending."""
+        Add a fault for each tensor that it lists in RAM or on storage but is absent.
+        """
+        for i in self.kept.enter_stage(t, self.in_ram):
+            fault = f"{self._tensor_label(i)} is not in RAM when stage {t} begins"
+            self._add_fault(("S_RAM", t, i), fault)
+        for i in self.stored.enter_stage(t, self.on_storage):
+            fault = f"{self._tensor_label(i)} is not on storage when stage {t} begins"
+            self._add_fault(("S_AUX", t, i), fault)
+
+    def _frees_by_step(
+        self, t: int, computed: Iterable[int], arriving: list[int]
+    ) -> dict[int, list[int]]:
+        """Return the tensors to free after each step of stage `t`, ascending.
+
+        Also adds paged-in (`arriving`) and computed tensors to `in_ram`.
+        """
         last_use: dict[int, int] = {}
         for k in sorted(computed):  # ascending, so that the last use stays
-            brought += self.homes.outputs[k]
+            arriving += self.homes.outputs[k]
             last_use.update(dict.fromkeys(self.homes.inputs[k], k))
-        going = {i for i in brought if not self.kept.is_next(t, i)}
-        going.update(self.in_ram.intersection(self.kept.last.get(t, ())))
-        self.in_ram.update(brought)
-        gone_after: dict[int, list[int]] = {}
-        for i in sorted(going):
-            gone_after.setdefault(last_use.get(i, self.node_of[i]), []).append(i)
-        return gone_after
+        frees = {i for i in arriving if not self.kept.is_listed_next(t, i)}
+        frees.update(self.in_ram.intersection(self.kept.last.get(t, ())))
+        self.in_ram.update(arriving)
+        frees_after: dict[int, list[int]] = {}
+        for i in sorted(frees):
+            frees_after.setdefault(last_use.get(i, self.node_of[i]), []).append(i)
+        return frees_after
 
-    def _step(
+    def _compile_step(
         self,
         t: int,
         k: int,
-        leaving: Sequence[int],
-        going: Sequence[int],
+        page_outs: Sequence[int],
+        frees: Sequence[int],
         *,
         is_computed: bool,
     ) -> None:
-        """Compute a node and page tensors out; free those whose last step this is."""
+        """Append a step: the computation, page-outs, and frees of tensors whose last use it is."""
         homes, append = self.homes, self.program.append
         if is_computed:
             append(Instruction(Op.COMPUTE, k))
-            if going:
-                ending = homes.replaced.get(k, ())  # the replacement is in its place
-                going = [i for i in going if i not in ending]
-                touched = {*homes.inputs[k], *homes.outputs[k]}.difference(leaving)
-                for i in going:
+            if frees:
+                ending = homes.replaced.get(k, ())  # replacements use their memory
+                frees = [i for i in frees if i not in ending]
+                touched = {*homes.inputs[k], *homes.outputs[k]}.difference(page_outs)
+                for i in frees:
                     if i in touched:
                         append(Instruction(Op.FREE, i))
-                going = [i for i in going if i not in touched]
-        for i in leaving:
+                frees = [i for i in frees if i not in touched]
+        for i in page_outs:
             if i in self.in_ram:
                 append(Instruction(Op.PAGE_OUT, i))
                 self.on_storage.add(i)
             else:
-                self._object(("M_out", t, i), f"{self._tensor(i)} is not in RAM at step {k}")
-            if i in going:
+                self._add_fault(
+                    ("M_out", t, i), f"{self._tensor_label(i)} is not in RAM at step {k}"
+                )
+            if i in frees:
                 append(Instruction(Op.FREE, i))
-        for i in going:
-            if i not in leaving:
+        for i in frees:
+            if i not in page_outs:
                 append(Instruction(Op.FREE, i))
 
-    def _fault_of_page_in(self, t: int, i: int) -> str:
+    def _page_in_fault(self, t: int, i: int) -> str:
         if i not in self.on_storage or i not in self.stored.listed:
-            return f"{self._tensor(i)} is not on storage when stage {t} begins"
-        return f"{self._tensor(i)} is in RAM already" if i in self.in_ram else ""
+            return f"{self._tensor_label(i)} is not on storage when stage {t} begins"
+        return f"{self._tensor_label(i)} is in RAM already" if i in self.in_ram else ""
 
-    def _by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
-        made_by: dict[int, list[int]] = {}
+    def _group_by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
+        nodes_of: dict[int, list[int]] = {}
         for i in tensors:
-            made_by.setdefault(self.node_of[i], []).append(i)
-        return made_by
+            nodes_of.setdefault(self.node_of[i], []).append(i)
+        return nodes_of
 
-    def _object(self, entry: Entry, fault: str) -> None:
+    def _add_fault(self, entry: Entry, fault: str) -> None:
         relation, t, k = entry
         self.faults.append((len(self.program), f"{relation}[{t},{k}]: {fault}"))
 
-    def _tensor(self, i: int) -> str:
+    def _tensor_label(self, i: int) -> str:
         return f"tensor {self.graph.tensors[i].name!r}"

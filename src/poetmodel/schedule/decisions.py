@@ -1,4 +1,4 @@
-"""Decisions of a schedule on each tensor, their costs, and the steps with RAM at its limit."""
+"""Decisions of a schedule on each tensor, their costs, and the steps at the RAM limit."""
 
 from __future__ import annotations
 
@@ -21,62 +21,66 @@ StageRange = tuple[int, int]
 
 
 class Treatment(StrEnum):
-    """Actions of a schedule on a tensor after its first computation."""
+    """What a schedule does with a tensor after its first computation."""
 
     KEPT = "kept"
     """It stays in RAM until its last use."""
     RECOMPUTED = "recomputed"
     """Its node is computed again."""
     PAGED = "paged"
-    """It goes to storage and comes back, or comes from there."""
+    """It is paged out and in again, or paged in from the start."""
     BOTH = "paged and recomputed"
-    """Both."""
+    """It is paged and recomputed."""
     UNUSED = "unused"
-    """Nothing reads it."""
+    """No node reads it."""
     RESIDENT = "resident"
     """State whose home is RAM."""
     ON_STORAGE = "on storage"
-    """State whose home is storage: it is read from there, and written back where it is replaced."""
+    """State whose home is storage: paged in there, and written back when it is replaced."""
     REPLACEMENT = "replacement"
-    """It replaces state, in the memory of that."""
+    """It replaces state, in the memory of the state tensor."""
 
     @property
-    def pages(self) -> bool:
-        """Whether the tensor is paged, recomputed or not."""
+    def is_paged(self) -> bool:
+        """Whether the tensor is paged, possibly also recomputed."""
         return self in (Treatment.PAGED, Treatment.BOTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Decision of a schedule on one tensor."""
+    """What a schedule decides on one tensor, with its cost."""
 
     tensor: int
     choice: Treatment
     in_ram: tuple[StageRange, ...]
-    """Stages with it in RAM at some step."""
+    """Ranges of stages in which it is in RAM at some step."""
     on_storage: tuple[StageRange, ...]
-    """Stages that begin with it on storage."""
+    """Ranges of stages that begin with it on storage."""
     recomputed: tuple[int, ...]
-    """Stages in which its node is computed again."""
+    """Stages that recompute its node."""
     paged_in: tuple[int, ...]
-    """Stages of page-ins; of state on storage its first read is among them."""
+    """Stages that page it in, including the first read of state on storage."""
     paged_out: tuple[int, ...]
-    """Stage of the page-out; state on storage has its replacement's, which has none itself."""
+    """Stages that page it out. For state on storage, those of its replacement, whose own
+    are empty."""
     energy_j: float
-    """Energy of these recomputations and transfers [J]; a node's outputs share recomputations."""
+    """Energy of these recomputations and transfers [J]; outputs of a node share recomputations."""
     time_s: float
-    """Their time [s]."""
+    """Time of these recomputations and transfers [s]."""
     bytes_at_limit: int
-    """Its bytes times the steps with RAM at its limit and it in RAM [B]."""
+    """Size times the number of steps at the RAM limit at which it is in RAM [B]."""
 
     @property
     def has_cost(self) -> bool:
-        """Whether the tensor is recomputed or paged; outputs that nothing reads do not count."""
+        """Whether the tensor is recomputed or paged.
+
+        Recomputation of an unread output does not count.
+        """
         moved = bool(self.paged_in or self.paged_out)
         return moved or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the decision as JSON values in SI units."""
         return {
             "tensor": graph.tensors[self.tensor].name,
             "node": graph.nodes[graph.node_of[self.tensor]].name,
@@ -96,37 +100,39 @@ class Decision:
 def find_decisions(
     problem: Problem, schedule: Schedule, at_limit: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
-    """Return the decision of a valid schedule on each tensor, in the order of the graph.
+    """Return the decision of a valid schedule on each tensor, by index.
 
-    `at_limit` are the steps with RAM at its limit, see `steps_at_limit`.
+    `at_limit` are the steps at the RAM limit; see `steps_at_limit`.
     """
-    stages, steps = _Stages(problem, schedule), tuple(at_limit)
-    return tuple(_decision(problem, stages, i, steps) for i in range(len(problem.graph.tensors)))
+    stages, steps = _StagesByItem(problem, schedule), tuple(at_limit)
+    return tuple(
+        _find_decision(problem, stages, i, steps) for i in range(len(problem.graph.tensors))
+    )
 
 
 def steps_at_limit(
     problem: Problem, schedule: Schedule, simulation: Simulation
 ) -> tuple[MemoryPoint, ...]:
-    """Return the steps with RAM at its limit.
+    """Return the steps at the RAM limit.
 
-    They leave less RAM than the size of a tensor that is out of RAM in their stage and is
-    recomputed or paged in later: it could not have been kept over them. So do those for state on
-    storage that it costs something to read or replace: it could not be resident. If nothing is
-    recomputed or paged, they are the steps at the peak.
+    At these steps, free RAM is smaller than some tensor that is absent in the stage and recomputed
+    or paged in later, so the tensor could not be kept instead. The same holds for state on storage
+    whose reads or write-backs cost energy: it could not be resident. If no tensor is recomputed or
+    paged, they are the steps with peak RAM.
     """
-    graph, stages = problem.graph, _Stages(problem, schedule)
+    graph, stages = problem.graph, _StagesByItem(problem, schedule)
     moved = {i for _, i in schedule.M_in} - stages.on_storage
     moved.update(i for t, k in schedule.R if k < t for i in graph.outputs_of[k])
-    apart = stages.copied.union(stages.on_storage.intersection(graph.replacement_of))
-    if not moved and not apart:
+    costly_state = stages.read_into_ram.union(stages.on_storage.intersection(graph.replacement_of))
+    if not moved and not costly_state:
         return tuple(p for p in simulation.curve if p.ram_bytes == simulation.peak_ram_bytes)
     absent_bytes = [0] * len(graph.nodes)
-    for i in moved | apart:
+    for i in moved | costly_state:
         k = graph.node_of[i]
-        wanted = range(len(graph.nodes))  # for state a home
+        useful_stages = range(len(graph.nodes))  # resident state is in RAM in all stages
         if i in moved:
-            wanted = range(k + 1, max(stages.paged_in[i] | stages.computed[k]))
-        for t in set(wanted) - stages.in_ram(i):
+            useful_stages = range(k + 1, max(stages.paged_in[i] | stages.computed[k]))
+        for t in set(useful_stages) - stages.in_ram(i):
             absent_bytes[t] = max(absent_bytes[t], graph.tensor_bytes[i])
     usable = problem.usable_ram_bytes
     return tuple(p for p in simulation.curve if usable - p.ram_bytes < absent_bytes[p.stage])
@@ -134,21 +140,21 @@ def steps_at_limit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPlaceUse:
-    """An output that a schedule writes over an input, which dies at that step."""
+    """An output that a schedule writes over an input whose last use is that step."""
 
     stage: int
     node: int
     output: int
     input: int
     saved_bytes: int
-    """Bytes that the step saves by it [B]."""
+    """Bytes that the step saves [B]."""
 
 
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
-    """Return the operations in place of a valid schedule, in the order of execution."""
+    """Return the in-place outputs of a valid schedule, in execution order."""
     if not any(graph.in_place_of):
         return ()
-    computed = _by_index(schedule.R)
+    computed = _stages_by_index(schedule.R)
     shared = graph.shared_bytes_of
     return tuple(
         InPlaceUse(stage=t, node=k, output=y, input=x, saved_bytes=shared[k].get(x, 0))
@@ -160,15 +166,15 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
 
 
 def saved_in_place_bytes(problem: Problem, schedule: Schedule, simulation: Simulation) -> int:
-    """Return the rise of a schedule's peak if nothing operates in place [B]."""
+    """Return how much a schedule's peak rises if no output overwrites an input [B]."""
     graph = problem.graph
     if not any(graph.in_place_of):
         return 0
-    apart = replace(graph, nodes=tuple(replace(node, in_place=()) for node in graph.nodes))
-    return simulate(apart, problem.costs, schedule).peak_ram_bytes - simulation.peak_ram_bytes
+    without = replace(graph, nodes=tuple(replace(node, in_place=()) for node in graph.nodes))
+    return simulate(without, problem.costs, schedule).peak_ram_bytes - simulation.peak_ram_bytes
 
 
-class _Stages:
+class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -179,26 +185,29 @@ class _Stages:
         on_storage = set(graph.state_tensors) - self.resident
         self.on_storage = frozenset(on_storage)
         """State whose home is storage."""
-        self.copied = frozenset(() if problem.reads_in_place else on_storage)
+        self.read_into_ram = frozenset(() if problem.reads_in_place else on_storage)
         """State that is read into RAM from there."""
-        self.computed = _by_index(schedule.R)
-        self.kept = _by_tensor(schedule.kept)
-        self.stored = _by_tensor(schedule.stored)
-        self.paged_in = _by_index(schedule.M_in)
-        self.paged_out = _by_index(schedule.M_out)
+        self.computed = _stages_by_index(schedule.R)
+        self.kept = _stages_by_tensor(schedule.kept)
+        self.stored = _stages_by_tensor(schedule.stored)
+        self.paged_in = _stages_by_index(schedule.M_in)
+        self.paged_out = _stages_by_index(schedule.M_out)
 
     def in_ram(self, i: int) -> set[int]:
-        """Return the stages with tensor `i` in RAM at some step."""
+        """Return the stages in which tensor `i` is in RAM at some step."""
         if i in self.resident:
             return set(range(len(self.graph.nodes)))
-        if i in self.on_storage - self.copied:
+        if i in self.on_storage - self.read_into_ram:
             return set()
         return self.kept[i] | self.computed[self.graph.node_of[i]] | self.paged_in[i]
 
-    def is_there(self, t: int, k: int, i: int) -> bool:
-        """Return whether tensor `i`, in RAM in stage `t`, is so at step `k`, which may make it."""
+    def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
+        """Return whether tensor `i` is in RAM at step `k` of stage `t`.
+
+        It is so at some step of `t`.
+        """
         if i in self.resident or i in self.state_of:
-            return i in self.resident  # a replacement takes no room of its own
+            return i in self.resident  # a replacement allocates no memory
         writer = self.graph.node_of[i]
         if k < writer and t not in self.kept[i]:
             return False
@@ -208,8 +217,8 @@ class _Stages:
         return k <= max(uses, default=writer)
 
 
-def _decision(
-    problem: Problem, stages: _Stages, i: int, at_limit: tuple[MemoryPoint, ...]
+def _find_decision(
+    problem: Problem, stages: _StagesByItem, i: int, at_limit: tuple[MemoryPoint, ...]
 ) -> Decision:
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
@@ -223,7 +232,7 @@ def _decision(
     elif i in stages.on_storage:
         choice, written = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
         on_storage = set(range(graph.last_page_in(i) + 1))
-        paged_in = sorted({k, *paged_in}) if i in stages.copied else []
+        paged_in = sorted({k, *paged_in}) if i in stages.read_into_ram else []
         paged_out = sorted(stages.paged_out[written])
     elif paged_in or paged_out:
         choice = Treatment.BOTH if recomputed and graph.users_of[i] else Treatment.PAGED
@@ -238,12 +247,12 @@ def _decision(
         time_s += table.page_in_time_s[i] * len(paged_in)
         time_s += table.page_out_time_s[written] * len(paged_out)
     in_ram = stages.in_ram(i)
-    steps = sum(t in in_ram and stages.is_there(t, step, i) for t, step, _ in at_limit)
+    steps = sum(t in in_ram and stages.is_in_ram_at(t, step, i) for t, step, _ in at_limit)
     return Decision(
         tensor=i,
         choice=choice,
-        in_ram=tuple(_ranges(in_ram)),
-        on_storage=tuple(_ranges(on_storage)),
+        in_ram=tuple(_consecutive_ranges(in_ram)),
+        on_storage=tuple(_consecutive_ranges(on_storage)),
         recomputed=recomputed,
         paged_in=tuple(paged_in),
         paged_out=tuple(paged_out),
@@ -253,22 +262,22 @@ def _decision(
     )
 
 
-def _by_index(pairs: Iterable[Pair]) -> dict[int, set[int]]:
+def _stages_by_index(pairs: Iterable[Pair]) -> dict[int, set[int]]:
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for t, k in pairs:
         stages[k].add(t)
     return stages
 
 
-def _by_tensor(spans: Iterable[Span]) -> dict[int, set[int]]:
+def _stages_by_tensor(spans: Iterable[Span]) -> dict[int, set[int]]:
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for i, first, last in spans:
         stages[i].update(range(first, last + 1))
     return stages
 
 
-def _ranges(stages: set[int]) -> Iterator[StageRange]:
-    """Yield the ranges of consecutive stages, ascending."""
+def _consecutive_ranges(stages: set[int]) -> Iterator[StageRange]:
+    """Yield (first, last) of each range of consecutive stages, ascending."""
     firsts = (t for t in sorted(stages) if t - 1 not in stages)
     lasts = (t for t in sorted(stages) if t + 1 not in stages)
     return zip(firsts, lasts, strict=True)

@@ -1,4 +1,4 @@
-"""Schedule files as documents: a schedule, its problem, and what the file states of it."""
+"""Schedule files as documents: a schedule, its problem, and the metrics that the file states."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poetmodel.clock import rare_collections
-from poetmodel.device.room import ROOM, gauge_claims
+from poetmodel.device.ram import DEVICE_RAM_KEYS, gauge_by_json_path
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
-from poetmodel.schedule.io import load_file, parse_schedule, validated_schedule
+from poetmodel.schedule.io import load_file, parse_schedule, validate_schedule
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.schedule.relations import Schedule
 
@@ -20,56 +20,65 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleDocument:
-    """A whole schedule file: the schedule, the problem it solves, and the figures it states."""
+    """A parsed schedule file: the schedule, its problem, and the metrics that the file states."""
 
     schedule: Schedule
-    """The relations, with the identity of their graph."""
+    """The relations, with the identity of the graph."""
     device: str | None
     problem: ProblemEntry | None
-    """None in a file of bare relations."""
+    """The stated problem; None for a file that contains only relations."""
     status: str | None
-    """``optimal`` or ``feasible``; None in a file of bare relations."""
+    """``optimal`` or ``feasible``; None for a file that contains only relations."""
     stated: dict[str, float | None]
-    """The metrics of the file, by key; None where it has none."""
+    """The stated metrics, by key; None for metrics that the file lacks."""
     objective: ObjectiveEntry | None = None
-    room: dict[str, float | None] = field(default_factory=dict)
-    """Statements of the file on the device's RAM, by key."""
+    device_ram: dict[str, float | None] = field(default_factory=dict)
+    """The file's statements on the device's RAM, by key."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
-    """How incumbent and bound met, where the file says so; see `SolveResult.history`."""
+    """Incumbents and bounds over time, if the file has them; see `SolveResult.history`."""
 
     @property
     def claims(self) -> dict[str, float | None]:
-        """All that the file says which the simulator knows, by key."""
-        said, problem = self.objective, self.problem
-        if said is None or problem is None or said.name or said.minimize != problem.minimize:
-            return self.stated | self.room
+        """All statements of the file that the verifier can check, by key.
+
+        Objective values are included only if they are those of the problem's own objective.
+        """
+        entry, problem = self.objective, self.problem
+        if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
+            return self.stated | self.device_ram
         of_objective = {
-            OBJECTIVE_VALUE: said.value,
-            OBJECTIVE_BOUND: said.bound,
-            OBJECTIVE_GAP: said.gap,
+            OBJECTIVE_VALUE: entry.value,
+            OBJECTIVE_BOUND: entry.bound,
+            OBJECTIVE_GAP: entry.gap,
             PROVED_GAP: problem.gap if self.status == "optimal" else None,
         }
-        return self.stated | self.room | of_objective
+        return self.stated | self.device_ram | of_objective
 
 
 def load_document(path: str | Path) -> ScheduleDocument:
-    """Read a schedule file; `ScheduleError` names every fault found, or says what is missing."""
-    return _document(load_file(path))
+    """Read a schedule file.
+
+    Raises
+    ------
+    ScheduleError
+        With all errors of the file.
+    """
+    return _to_document(load_file(path))
 
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
-    """Read the text of a schedule file; `source` names it in errors."""
-    return _document(parse_schedule(text, source=source))
+    """Parse the text of a schedule file; `source` names it in errors."""
+    return _to_document(parse_schedule(text, source=source))
 
 
 def document_from(values: object, *, source: str) -> ScheduleDocument:
-    """Return the content of a schedule file as a document; `source` names it in errors."""
-    return _document(validated_schedule(values, source=source))
+    """Parse the JSON content of a schedule file; `source` names it in errors."""
+    return _to_document(validate_schedule(values, source=source))
 
 
-def _document(file: ScheduleFile) -> ScheduleDocument:
+def _to_document(file: ScheduleFile) -> ScheduleDocument:
     with rare_collections():
-        schedule = Schedule.of_file(file)
+        schedule = Schedule.from_file(file)
     return ScheduleDocument(
         schedule=schedule,
         device=file.device,
@@ -77,13 +86,13 @@ def _document(file: ScheduleFile) -> ScheduleDocument:
         status=file.status,
         stated={metric.key: getattr(file, metric.key) for metric in metrics_at(Display.FILE)},
         objective=file.objective,
-        room=_of_device(file),
+        device_ram=_device_ram_metrics(file),
         history=tuple(file.history),
     )
 
 
-def _of_device(file: ScheduleFile) -> dict[str, float | None]:
-    """Return the file's statements on the RAM of its device."""
+def _device_ram_metrics(file: ScheduleFile) -> dict[str, float | None]:
+    """Return the file's statements on the RAM of its device, by key."""
     stated = file.device_ram
-    figures = {key: getattr(file, key) for key in ROOM}
-    return figures | gauge_claims(None if stated is None else stated.model_dump())
+    metrics = {key: getattr(file, key) for key in DEVICE_RAM_KEYS}
+    return metrics | gauge_by_json_path(None if stated is None else stated.model_dump())

@@ -1,8 +1,8 @@
-"""Where state tensors have their homes, and what that changes for schedules and programs.
+"""Homes of state tensors, and their effect on schedules and programs.
 
-State in RAM takes that all the time and nothing waits for it. State on storage is like a sample
-that lies there; where storage is memory-mapped the core reads it in place. A replacement is written
-over what it replaces.
+Resident state occupies RAM all the time, and nodes never wait for it. State on storage is treated
+as a sample on storage; if storage is memory-mapped, the core reads it in place. A replacement is
+written over its state tensor.
 """
 
 from __future__ import annotations
@@ -26,73 +26,76 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 @dataclass(slots=True)
 class StateAccess:
-    """State of a graph so far in a program."""
+    """Accesses to state up to the current instruction of a program."""
 
     read: set[int] = field(default_factory=set)
     """State on storage that was read."""
     replaced: dict[int, int] = field(default_factory=dict)
-    """State that was replaced, with the node that did."""
+    """State that was replaced, with the node that replaced it."""
     written: set[int] = field(default_factory=set)
     """Replacements that were paged out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """The copies of tensors that the nodes of a graph read and make, for given homes of state.
+    """Copies of tensors that nodes read and make, for given homes of state.
 
-    Programs are made of *steps*, in which the first read of state is the page-in that it is; in a
-    program it is the ``compute`` of its node.
+    Programs are executed as *steps*. The first read of state is a page-in in steps, and the
+    ``compute`` of the state's node in programs.
     """
 
     graph: Graph
     sizes: Sequence[int]
-    """RAM of a copy of each tensor [B]."""
+    """RAM of one copy of each tensor [B]."""
     inputs: Sequence[Sequence[int]]
-    """For each node the tensors whose copies it reads."""
+    """Tensors whose copies each node reads."""
     outputs: Sequence[Sequence[int]]
-    """For each node the tensors whose copies are in RAM after it."""
+    """Tensors whose copies are in RAM after each node."""
     new: Sequence[Sequence[int]]
-    """Those that are written over no state."""
+    """Outputs of each node that are not written over state."""
     step_bytes: Sequence[int]
-    """For each node what it takes beside its inputs: new copies and its workspace [B]."""
+    """RAM that each node allocates in addition to its inputs: new copies and workspace [B]."""
     stored: frozenset[int]
-    """The tensors that are on storage from the start."""
+    """Tensors on storage when the step begins."""
     resident: frozenset[int] = _NONE
     """State that is in RAM throughout."""
     ram_bytes: int = 0
-    """Its RAM [B]."""
+    """RAM of resident state [B]."""
     on_storage: frozenset[int] = _NONE
     """State whose home is storage."""
     storage_bytes: int = 0
-    """Its storage [B]."""
+    """Size of state on storage [B]."""
     mapped: bool = False
-    """Whether the core reads that where it lies."""
+    """Whether the core reads state from storage in place."""
     held: frozenset[int] = _NONE
     """State that no instruction moves or frees."""
     first_reads: Mapping[int, int] = field(default_factory=dict)
-    """Nodes whose ``compute`` reads state from storage, each with its tensor."""
+    """Nodes whose ``compute`` reads state from storage, with the state tensor."""
     replaced: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Nodes that replace state on storage, with the tensors whose copies end in that."""
+    """Nodes that replace state on storage, with the state tensors whose copies end there."""
     written_back: frozenset[int] = _NONE
-    """The tensors that replace state on storage."""
+    """Replacements of state on storage."""
     unknown: tuple[str, ...] = ()
-    """Faults in the list of resident state."""
+    """Errors in the list of resident state."""
 
     @classmethod
-    def of(cls, graph: Graph, resident: Iterable[int] = (), *, mapped: bool = False) -> Homes:
-        """Return the graph under given homes: some state resident, the rest on storage.
+    def from_resident(
+        cls, graph: Graph, resident: Iterable[int] = (), *, mapped: bool = False
+    ) -> Homes:
+        """Return the homes in which some state is resident and the rest is on storage.
 
         Parameters
         ----------
         graph : Graph
             The training graph.
         resident : iterable of int
-            The tensors whose home is RAM. What is no state tensor is a fault, and left out.
+            The tensors whose home is RAM. A tensor that is not state is ignored and listed in
+            `unknown`.
         mapped : bool
-            Whether storage is memory-mapped, so that the core reads state where it lies.
+            Whether storage is memory-mapped, so that the core reads state in place.
         """
         listed = tuple(resident)
-        unknown = tuple(_unknown_state(graph, listed))
+        unknown = tuple(_resident_faults(graph, listed))
         state = frozenset(graph.state_tensors)
         sizes: Sequence[int] = graph.tensor_bytes
         workspaces = [node.workspace_bytes for node in graph.nodes]
@@ -114,7 +117,7 @@ class Homes:
         held = state if mapped else in_ram
         replacement = graph.replacement_of
         written_back = frozenset(replacement[i] for i in on_storage if i in replacement)
-        if mapped:  # replaced on storage, where the state is
+        if mapped:  # replacements are written on storage
             sizes = [0 if i in written_back else size for i, size in enumerate(sizes)]
         absent = held.union(replacement[i] for i in in_ram if i in replacement)
         outputs = [tuple(i for i in written if i not in absent) for written in graph.outputs_of]
@@ -148,13 +151,16 @@ class Homes:
 
     # -- programs ----------------------------------------------------------------------------
 
-    def shared(self, k: int, dying: Collection[int]) -> dict[int, int]:
-        """Return the inputs that node `k` overwrites, each with the bytes of it [B]."""
+    def overwritten_bytes(self, k: int, dying: Collection[int]) -> dict[int, int]:
+        """Return the inputs that node `k` overwrites, with the overwritten bytes of each [B].
+
+        `dying` are the tensors whose last use is this step.
+        """
         pairs = self.graph.in_place_of[k]
         return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying}
 
-    def steps_of(self, program: Iterable[Instruction]) -> Program:
-        """Return a program with first reads as page-ins."""
+    def to_steps(self, program: Iterable[Instruction]) -> Program:
+        """Return a program with first reads of state as page-ins."""
         reads = self.first_reads
         return tuple(
             Instruction(Op.PAGE_IN, reads[step.index])
@@ -163,8 +169,8 @@ class Homes:
             for step in program
         )
 
-    def program_of(self, steps: Iterable[Instruction]) -> Program:
-        """Return steps with the first page-in of state as the ``compute`` of its node."""
+    def from_steps(self, steps: Iterable[Instruction]) -> Program:
+        """Return steps as a program: first page-ins of state become ``compute`` of its node."""
         unread = {i: k for k, i in self.first_reads.items()}
         return tuple(
             Instruction(Op.COMPUTE, unread.pop(step.index))
@@ -173,18 +179,22 @@ class Homes:
             for step in steps
         )
 
-    def unwritten(self, done: StateAccess) -> list[int]:
-        """Return the replacements of state on storage that were not paged out, ascending."""
-        return sorted(self.written_back - done.written)
+    def missing_write_backs(self, access: StateAccess) -> list[int]:
+        """Return the replacements of state on storage that were never paged out, ascending."""
+        return sorted(self.written_back - access.written)
 
-    def fault_of_reading(self, i: int, done: StateAccess) -> str:
-        """Return the faults of a computation that reads a tensor; empty if none."""
-        return f"reads {self._name(i)}, {self._gone(i, done)}" if i in done.replaced else ""
+    def read_fault(self, i: int, access: StateAccess) -> str:
+        """Return why a computation must not read tensor `i` (it was replaced); "" if it may."""
+        return (
+            f"reads {self._tensor_label(i)}, {self._replaced_by_phrase(i, access)}"
+            if i in access.replaced
+            else ""
+        )
 
-    def fault(self, op: Op, i: int, done: StateAccess) -> str:
-        """Return why nothing like this is done to a tensor; empty where nothing forbids it."""
+    def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
+        """Return why state forbids an instruction on tensor `i`; "" if it is allowed."""
         if i in self.graph.state_of:
-            return self._fault_of_replacement(op, i, done)
+            return self._replacement_fault(op, i, access)
         if i in self.resident:
             return "is resident state, which is neither moved nor freed"
         if i not in self.on_storage:
@@ -193,42 +203,43 @@ class Homes:
             return "is state, which is never paged out; only its replacement is"
         if self.mapped:
             return "is state on memory-mapped storage, where the core reads it"
-        if i in done.replaced:
-            return f"is state {self._gone(i, done)}"
-        if op == Op.PAGE_IN and i not in done.read:
+        if i in access.replaced:
+            return f"is state {self._replaced_by_phrase(i, access)}"
+        if op == Op.PAGE_IN and i not in access.read:
             return "is state, which the compute of its node reads for the first time"
         return ""
 
-    def _fault_of_replacement(self, op: Op, new: int, done: StateAccess) -> str:
+    def _replacement_fault(self, op: Op, new: int, access: StateAccess) -> str:
         old = self.graph.state_of[new]
         if old in self.resident:
-            return f"replaces {self._name(old)}, which is resident: it is neither moved nor freed"
+            label = self._tensor_label(old)
+            return f"replaces {label}, which is resident: it is neither moved nor freed"
         if op == Op.PAGE_IN:
-            return f"replaces {self._name(old)}, and nothing reads it in the same step"
-        if op == Op.PAGE_OUT and new in done.written:
-            return f"replaces {self._name(old)} and was paged out already"
-        if op == Op.FREE and new not in done.written:
-            return f"replaces {self._name(old)} and must be paged out before it goes"
+            return f"replaces {self._tensor_label(old)}, and nothing reads it in the same step"
+        if op == Op.PAGE_OUT and new in access.written:
+            return f"replaces {self._tensor_label(old)} and was paged out already"
+        if op == Op.FREE and new not in access.written:
+            return f"replaces {self._tensor_label(old)} and must be paged out before it is freed"
         return ""
 
     # -- schedules ---------------------------------------------------------------------------
 
-    def faults_of(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
-        """Yield every entry of a schedule that state does not allow, and what is wrong with it."""
+    def schedule_faults(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
+        """Yield each entry of a schedule that state forbids, with a message."""
         graph = self.graph
         if not graph.state_tensors:
             return
-        yield from self._computed_too_late(schedule.R)
-        about_state = {*graph.state_tensors, *graph.state_of}
+        yield from self._late_reads(schedule.R)
+        state_and_replacements = {*graph.state_tensors, *graph.state_of}
         for relation, entries in (
-            ("S_RAM", self._entries_of("S_RAM", schedule.kept, about_state)),
-            ("S_AUX", self._entries_of("S_AUX", schedule.stored, about_state)),
+            ("S_RAM", self._suspect_pairs("S_RAM", schedule.kept, state_and_replacements)),
+            ("S_AUX", self._suspect_pairs("S_AUX", schedule.stored, state_and_replacements)),
             ("M_in", schedule.M_in),
             ("M_out", schedule.M_out),
         ):
             for t, i in entries:
-                if i in about_state:
-                    fault = self._fault_of_entry(relation, t, i)
+                if i in state_and_replacements:
+                    fault = self._entry_fault(relation, t, i)
                     if fault:
                         yield (relation, t, i), fault
         written = set(schedule.M_out)
@@ -237,26 +248,29 @@ class Homes:
             if old not in self.resident and (stage, new) not in written:
                 yield (
                     ("M_out", stage, new),
-                    f"{self._name(new)} must be paged out where it is made: it replaces "
-                    f"{self._name(old)}, which is not resident",
+                    f"{self._tensor_label(new)} must be paged out where it is made: it replaces "
+                    f"{self._tensor_label(old)}, which is not resident",
                 )
 
-    def _entries_of(
-        self, relation: str, spans: Iterable[Span], about_state: Collection[int]
+    def _suspect_pairs(
+        self, relation: str, spans: Iterable[Span], state_and_replacements: Collection[int]
     ) -> tuple[Pair, ...]:
-        """Return the pairs of the spans in which state does not allow something: the last one."""
+        """Return all pairs of the spans of state whose last pair is invalid.
+
+        The caller checks each pair.
+        """
         return pairs_of_spans(
             [
                 (i, first, last)
                 for i, first, last in spans
-                if i in about_state and self._fault_of_entry(relation, last, i)
+                if i in state_and_replacements and self._entry_fault(relation, last, i)
             ]
         )
 
-    def _computed_too_late(self, computed: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
-        """Yield the computations that read state after it was replaced."""
+    def _late_reads(self, computed: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
+        """Yield the computations that read state after it was replaced, with a message."""
         replacement, node_of = self.graph.replacement_of, self.graph.node_of
-        first: dict[int, int] = {}  # for each node the first of its inputs to be replaced
+        first: dict[int, int] = {}  # for each node, its input that is replaced first
         for k, read in enumerate(self.graph.inputs_of):
             olds = [i for i in read if i in replacement]
             if olds:
@@ -265,50 +279,57 @@ class Homes:
             old = first.get(k)
             if old is not None and t > node_of[replacement[old]]:
                 node = self.graph.nodes[k].name
-                fault = f"node {node!r} reads {self._name(old)}, {self._gone_after(old)}"
+                label = self._tensor_label(old)
+                fault = f"node {node!r} reads {label}, {self._replaced_in_phrase(old)}"
                 yield ("R", t, k), fault
 
-    def _fault_of_entry(self, relation: str, t: int, i: int) -> str:
-        """Return the faults of an entry about state or a replacement; empty if none."""
+    def _entry_fault(self, relation: str, t: int, i: int) -> str:
+        """Return why an entry of state or a replacement is invalid; "" if it is valid."""
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)
         last = len(graph.nodes) if new is None else graph.node_of[new]
-        name = self._name(i)
+        name = self._tensor_label(i)
         if old in self.resident:
-            what = "is resident" if i == old else f"replaces {self._name(old)}, which is resident"
-            return f"{name} {what}: it is in no other relation"
+            description = (
+                "is resident"
+                if i == old
+                else f"replaces {self._tensor_label(old)}, which is resident"
+            )
+            return f"{name} {description}: it is in no other relation"
         if i == old:
             if relation == "M_out":
                 return f"{name} is state, which is never paged out; only its replacement is"
             if t > last:
-                return f"{name} is state {self._gone_after(old)}"
+                return f"{name} is state {self._replaced_in_phrase(old)}"
             if self.mapped and relation != "S_AUX":
                 return f"{name} is state on memory-mapped storage, where the core reads it"
             return ""
         if relation == "S_RAM":
-            return f"{name} replaces {self._name(old)} and is not kept in RAM"
+            return f"{name} replaces {self._tensor_label(old)} and is not kept in RAM"
         if relation == "M_in":
-            return f"{name} replaces {self._name(old)}, and nothing reads it in the same step"
+            return (
+                f"{name} replaces {self._tensor_label(old)}, and nothing reads it in the same step"
+            )
         if relation == "M_out" and t > last:
             return f"{name} is paged out where it is made, in stage {last}"
         return ""
 
-    # -- words -------------------------------------------------------------------------------
+    # -- phrases for messages ------------------------------------------------------------------
 
-    def _gone(self, old: int, done: StateAccess) -> str:
-        return f"which {self.graph.nodes[done.replaced[old]].name!r} has replaced"
+    def _replaced_by_phrase(self, old: int, access: StateAccess) -> str:
+        return f"which {self.graph.nodes[access.replaced[old]].name!r} has replaced"
 
-    def _gone_after(self, old: int) -> str:
+    def _replaced_in_phrase(self, old: int) -> str:
         stage = self.graph.node_of[self.graph.replacement_of[old]]
         return f"which stage {stage} has replaced"
 
-    def _name(self, i: int) -> str:
+    def _tensor_label(self, i: int) -> str:
         return f"tensor {self.graph.tensors[i].name!r}"
 
 
-def _unknown_state(graph: Graph, resident: Iterable[int]) -> Iterator[str]:
-    """Yield what is wrong with a list of resident state: what in it is no state tensor."""
+def _resident_faults(graph: Graph, resident: Iterable[int]) -> Iterator[str]:
+    """Yield an error for each resident tensor that is unknown or not state."""
     state = frozenset(graph.state_tensors)
     for i in resident:
         if not 0 <= i < len(graph.tensors):

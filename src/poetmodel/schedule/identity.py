@@ -1,4 +1,4 @@
-"""Keys of schedule files, and the identity of the graph that a schedule or plan was made for."""
+"""Keys of schedule files, and the identity of the graph of a schedule or plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 """The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
 
 RESIDENT: Final = "resident"
-"""Key of a schedule file for the state tensors whose home is RAM."""
+"""Key of the state tensors whose home is RAM."""
 
 FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
@@ -21,24 +21,24 @@ VERSION: Final = 1
 OBJECTIVE_VALUE: Final = "objective.value"
 OBJECTIVE_BOUND: Final = "objective.bound"
 OBJECTIVE_GAP: Final = "objective.gap"
-"""Claims of a file: the minimized quantity, its bound, and its gap."""
+"""Keys of claims of a file: the value of the objective, its bound, and its gap."""
 PROVED_GAP: Final = "problem.gap"
-"""The gap that was asked for, of a file that claims an optimum."""
+"""Key of the claimed gap tolerance of a file that claims an optimum."""
 HISTORY: Final = "history"
-"""Key of a schedule file for how incumbent and bound met."""
+"""Key of incumbents and bounds over time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphIdentity:
-    """Which graph a schedule belongs to."""
+    """The graph that a schedule or plan belongs to."""
 
     name: str
     sha256: str
     """SHA-256 of its canonical JSON."""
     nodes: tuple[str, ...] = field(repr=False)
-    """Their names, in order."""
+    """Names of its nodes, in order."""
     tensors: tuple[str, ...] = field(repr=False)
-    """Their names, in order."""
+    """Names of its tensors, in order."""
 
     @classmethod
     def of(cls, graph: Graph) -> GraphIdentity:
@@ -51,7 +51,10 @@ class GraphIdentity:
         )
 
     def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
-        """Raise an error unless what was made (a schedule, a plan) is for this graph."""
+        """Raise `error` unless `graph` has this identity.
+
+        `kind` names the object (schedule, plan).
+        """
         if self.sha256 != graph.sha256:
             raise error(
                 f"the {kind} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "

@@ -1,4 +1,4 @@
-"""The instructions of a device: what a program is made of."""
+"""Instructions of programs that a device executes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ class Op(StrEnum):
     """Kinds of instruction."""
 
     COMPUTE = "compute"
-    """Run a node; for state on storage, start to read it for the first time."""
+    """Execute a node; for state on storage, start its first read."""
     PAGE_IN = "page_in"
-    """Start to move a tensor from storage to RAM."""
+    """Start a transfer of a tensor from storage to RAM."""
     PAGE_OUT = "page_out"
-    """Start to move a tensor from RAM to storage."""
+    """Start a transfer of a tensor from RAM to storage."""
     WAIT = "wait"
-    """Hold the core until the transfer of a tensor is done."""
+    """Stall the core until the transfer of a tensor is complete."""
     FREE = "free"
-    """Give the RAM of a tensor back."""
+    """Free the RAM of a tensor."""
 
 
 class Instruction(NamedTuple):
-    """One step of a program."""
+    """One instruction of a program."""
 
     op: Op
-    """Kind of instruction."""
-    index: int  # type: ignore[assignment] # takes the place of the search method of tuples
-    """A node's index for ``compute``, a tensor's number otherwise."""
+    """Its kind."""
+    index: int  # type: ignore[assignment] # hides tuple.index
+    """Index of a node for ``compute``, of a tensor otherwise."""
 
 
 Program = tuple[Instruction, ...]

@@ -1,4 +1,4 @@
-"""Content of schedule files, ``*.schedule.json``, checked."""
+"""Schedule files, ``*.schedule.json``: reading and validation with pydantic models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.files import parse_json, place, read_text
-from poetmodel.problem import OWN, Constraint, Problem
-from poetmodel.problem.parse import own_sum_faults
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
+from poetmodel.problem.parse import user_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
 from poetmodel.schedule.identity import RELATIONS, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Metric, MetricUnit, metrics_at
@@ -25,24 +25,27 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
 
-MOST_FAULTS: Final = 20
-"""Faults of one file that are reported; more are counted."""
+MAX_FAULTS: Final = 20
+"""Maximum number of errors of one file that are reported in full; further ones are counted."""
 
 
-def _is_finite(value: object) -> object:
-    """Refuse what is no finite number."""
+def _require_finite(value: object) -> object:
+    """Return a finite number unchanged; raise a validation error otherwise."""
     if not is_number(value):
         raise PydanticCustomError("number", "expected a finite number")
     return value
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Number = Annotated[Any, BeforeValidator(_is_finite)]
-"""A number whose whole values stay integers, which are exact."""
+Number = Annotated[Any, BeforeValidator(_require_finite)]
+"""A number; whole numbers stay integers, which are exact."""
 
 
-def _is_moment(value: object) -> object:
-    """Refuse what is not seconds, a value and a bound, where the latter may be unknown."""
+def _parse_moment(value: object) -> object:
+    """Parse [seconds, value, bound], where value and bound may be None.
+
+    Else raise a validation error.
+    """
     if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
         if seconds >= 0 and all(entry is None or is_number(entry) for entry in pair):
@@ -50,8 +53,8 @@ def _is_moment(value: object) -> object:
     raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 
 
-Moment = Annotated[Any, BeforeValidator(_is_moment)]
-"""Seconds, incumbent and bound of a solve's history."""
+Moment = Annotated[Any, BeforeValidator(_parse_moment)]
+"""Seconds, incumbent and bound in the history of a solve."""
 Index = Annotated[int, Field(ge=0)]
 Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Pairs = list[Pair]
@@ -64,17 +67,17 @@ _VALUES: Final[Mapping[MetricUnit, Any]] = {
     MetricUnit.BYTES: Index,
     MetricUnit.COUNT: Index,
 }
-"""Types of metrics in files, by their units."""
+"""Types of metrics in files, by unit."""
 
 
 class Strict(BaseModel):
-    """An object of a file: values of exactly the types named, and no other keys."""
+    """An object in a file: exact types, and no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-def exactly(*versions: int) -> BeforeValidator:
-    """Return the check that refuses all but version numbers, such as ``true``, which equals 1."""
+def exact_version(*versions: int) -> BeforeValidator:
+    """Return a validator that accepts only these integers; ``true``, which equals 1, is refused."""
 
     def check(value: object) -> object:
         if value not in versions or isinstance(value, bool | float):
@@ -85,18 +88,18 @@ def exactly(*versions: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-FormatVersion = Annotated[int, exactly(VERSION)]
+FormatVersion = Annotated[int, exact_version(VERSION)]
 
 
 class GraphEntry(Strict):
-    """Which graph a file belongs to."""
+    """The graph that a file belongs to."""
 
     name: str
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class ConstraintEntry(Strict):
-    """A user's own constraint of a schedule file."""
+    """A user-defined constraint in a schedule file."""
 
     name: Annotated[str, Field(min_length=1)]
     terms: dict[str, Number]
@@ -105,11 +108,11 @@ class ConstraintEntry(Strict):
 
     @property
     def needs_costs(self) -> bool:
-        """Whether times or energies take part."""
+        """Whether the constraint contains times or energies."""
         return any(UNITS.get(key) in ("s", "J") for key in self.terms)
 
     def constraint(self) -> Constraint:
-        """Return the constraint."""
+        """Return the entry as a constraint."""
         return Constraint(name=self.name, terms=self.terms, lower=self.lower, upper=self.upper)
 
 
@@ -136,12 +139,18 @@ class ProblemEntry(Strict):
     solver_options: dict[str, bool | int | Finite | str] = {}
 
     def problem(self, graph: Graph, costs: Costs) -> Problem:
-        """Return the problem, on the graph and the costs that it was stated for."""
+        """Return the problem for the graph and costs that it was stated for.
+
+        Raises
+        ------
+        ScheduleError
+            If constraints or weights do not match the graph.
+        """
         with raised_as(ScheduleError, "problem"):
             rows = tuple(row.constraint() for row in self.constraints)
-            faults = list(own_sum_faults(graph, rows, tuple(self.weights.items())))
-            if self.minimize == OWN and not self.weights:
-                faults.append("weights: missing; what is minimized is 'own'")
+            faults = list(user_sum_faults(graph, rows, tuple(self.weights.items())))
+            if self.minimize == USER_OBJECTIVE and not self.weights:
+                faults.append("weights: missing, but minimize is 'own'")
             if faults:
                 raise InputError(faults)
         return Problem(
@@ -163,7 +172,7 @@ class ProblemEntry(Strict):
 
 
 class ObjectiveEntry(Strict):
-    """The minimized quantity of a schedule file, or a model's own objective."""
+    """The minimized quantity of a schedule file, or the objective of a user's model."""
 
     minimize: Literal["energy", "time", "ram", "writes", "own"]
     value: Finite | None
@@ -174,10 +183,10 @@ class ObjectiveEntry(Strict):
 
 
 class GraphFile(Strict):
-    """A file about one graph, with the names of its nodes and tensors."""
+    """A file for one graph, with the names of its nodes and tensors."""
 
     format: str
-    """Named by each kind of file; first, since another kind of file has many more faults."""
+    """Checked first, since a file of another format has many other errors."""
     version: FormatVersion
     graph: GraphEntry
     device: str | None = None
@@ -185,7 +194,7 @@ class GraphFile(Strict):
     tensors: list[str]
 
     def identity(self) -> GraphIdentity:
-        """Return the graph that the file is about."""
+        """Return the identity of the file's graph."""
         return GraphIdentity(
             name=self.graph.name,
             sha256=self.graph.sha256,
@@ -195,7 +204,7 @@ class GraphFile(Strict):
 
 
 class GaugeEntry(Strict):
-    """RAM of the device at the step of the peak, by kind."""
+    """RAM of the device at the peak, by kind."""
 
     ram_bytes: Index
     state_bytes: Index
@@ -208,7 +217,7 @@ class GaugeEntry(Strict):
 
 
 class ScheduleFile(GraphFile):
-    """The content of a schedule file; its metrics are fields of a subclass."""
+    """The content of a schedule file; a subclass has a field for each metric."""
 
     format: Literal["poetmodel-schedule"]
     problem: ProblemEntry | None = None
@@ -229,35 +238,47 @@ class ScheduleFile(GraphFile):
     resident: list[Index] = []
 
 
-def with_metrics(model: type[File], metrics: Iterable[Metric]) -> type[File]:
-    """Return the model of a file with a field for each metric that it may state."""
+def add_metric_fields(model: type[File], metrics: Iterable[Metric]) -> type[File]:
+    """Return a subclass of a file model with an optional field for each metric."""
     fields: dict[str, Any] = {metric.key: (_VALUES[metric.unit] | None, None) for metric in metrics}
     return create_model(model.__name__, __base__=model, **fields)
 
 
 @cache
 def _schedule_file(metrics: tuple[Metric, ...]) -> type[ScheduleFile]:
-    return with_metrics(ScheduleFile, metrics)
+    return add_metric_fields(ScheduleFile, metrics)
 
 
 def load_file(path: str | Path) -> ScheduleFile:
-    """Read a schedule file; `ScheduleError` names every fault found, or says what is missing."""
+    """Read a schedule file.
+
+    Raises
+    ------
+    ScheduleError
+        With all errors of the file.
+    """
     with raised_as(ScheduleError):
         text = read_text(path)
     return parse_schedule(text, source=str(path))
 
 
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
-    """Read the text of a schedule file; `source` names it in errors."""
+    """Parse the text of a schedule file; `source` names it in errors."""
     with raised_as(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
-    return validated_schedule(values, source=source)
+    return validate_schedule(values, source=source)
 
 
-def validated_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Check the content of a schedule file, which has a schedule; `source` names it in errors."""
+def validate_schedule(values: object, *, source: str) -> ScheduleFile:
+    """Validate the JSON content of a schedule file; `source` names it in errors.
+
+    Raises
+    ------
+    ScheduleError
+        If the content is invalid or contains no schedule.
+    """
     with rare_collections(), raised_as(ScheduleError, source):
-        file = validated(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
+        file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:
         raise ScheduleError(
             f"{source}: R: the file holds no schedule (status {file.status or 'unknown'})"
@@ -269,23 +290,26 @@ def validated_schedule(values: object, *, source: str) -> ScheduleFile:
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:
-    """Return the text of a `kind` of file as its model; `InputError` has every fault found."""
-    return validated(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
+    """Parse the text of a `kind` of file as `model`; raise `InputError` with all errors."""
+    return validate_model(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
 
 
-def validated(model: type[File], values: object, *, kind: str) -> File:
-    """Return the content of a `kind` of file as its model; `InputError` has every fault found."""
+def validate_model(model: type[File], values: object, *, kind: str) -> File:
+    """Validate the JSON content of a `kind` of file as `model`.
+
+    Raise `InputError` with all errors.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(faults_of(error, kind=kind)) from None
+        raise InputError(validation_messages(error, kind=kind)) from None
 
 
-def faults_of(error: ValidationError, *, kind: str) -> list[str]:
-    """Return the faults that a `kind` of file has, in words, the first few of them."""
+def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
+    """Return the messages of a pydantic error, at most `MAX_FAULTS` and a count of the others."""
     faults = []
     errors = error.errors(include_url=False, include_context=False)
-    for fault in errors[:MOST_FAULTS]:
+    for fault in errors[:MAX_FAULTS]:
         expected = fault["msg"].replace("Input should be", "expected")
         words = {
             "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
@@ -293,6 +317,6 @@ def faults_of(error: ValidationError, *, kind: str) -> list[str]:
             "missing": "missing",
         }.get(fault["type"], f"{expected}, got {shown(fault['input'])}")
         faults.append(f"{place(fault['loc']) or 'document'}: {words}")
-    if len(errors) > MOST_FAULTS:
-        faults.append(f"and {len(errors) - MOST_FAULTS} faults more")
+    if len(errors) > MAX_FAULTS:
+        faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
     return faults

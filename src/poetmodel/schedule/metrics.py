@@ -1,8 +1,8 @@
-"""The registry of metrics: all numbers that files, JSON, tables and pages state of a schedule.
+"""The registry of metrics: all numbers of a schedule in files, JSON, tables and pages.
 
-A new metric is one entry of `METRICS`, and its computation in the simulator if `Simulation` (or
-`PlanCheck`) does not have it yet. Readers and writers of files, ``verify``, ``diff``, tables and
-report pages ask `metrics_at` for their metrics. Nothing here computes or checks a schedule.
+To add a metric, add an entry to `METRICS` and, if `Simulation` (or `PlanCheck`) lacks it, its
+computation in the simulator. Readers and writers of files, ``verify``, ``diff``, tables and report
+pages get their metrics from `metrics_at`. This module computes and checks nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MetricUnit(StrEnum):
 
 
 class Group(StrEnum):
-    """Metrics that stand together wherever they are shown."""
+    """Groups of metrics that are displayed together."""
 
     ENERGY = "energy"
     PROOF = "proven bounds on the energy"
@@ -41,10 +41,10 @@ class Group(StrEnum):
 
 
 class Display(StrEnum):
-    """Documents and tables that have metrics."""
+    """Documents and tables that contain metrics."""
 
     FILE = "schedule file"
-    """Also the JSON of ``solve`` and the records of sweeps."""
+    """Schedule files, the JSON of ``solve`` and the records of sweeps."""
     SWEEP = "CSV of a sweep"
     SOLVE = "table of solve"
     PLAN_FILE = "plan file"
@@ -59,7 +59,7 @@ class Display(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number that is stated of a schedule or a plan."""
+    """One number of a schedule or a plan."""
 
     key: str
     """Its key in files and JSON."""
@@ -68,21 +68,21 @@ class Metric:
     unit: MetricUnit
     meaning: str
     group: Group
-    of: Callable[[Any], float | None] | None
-    """Reads it from a `Simulation`, or a `PlanCheck` for plans; None for claims of the solve,
-    which no simulation computes."""
-    stated: frozenset[Display]
-    """Files and JSON that have it."""
-    listed: frozenset[Display] = frozenset()
-    """Tables and pages in which people read it."""
+    read: Callable[[Any], float | None] | None
+    """Function that reads it from a `Simulation` or `PlanCheck`; None for claims of a solve, which
+    simulations do not compute."""
+    files: frozenset[Display]
+    """Files and JSON documents that contain it."""
+    tables: frozenset[Display] = frozenset()
+    """Tables and pages that display it."""
     page_name: str = ""
-    """Its name on report pages, if another one."""
+    """Its name on report pages, if different."""
     as_exact_as: str = ""
-    """Key of a metric of which it is a difference, so that it has its rounding errors."""
+    """Key of the metric that it is a difference of, whose rounding errors it has."""
 
     @property
     def needs_costs(self) -> bool:
-        """Whether it is known only with costs: an energy or a time."""
+        """Whether it requires costs: an energy or a time."""
         return self.unit in (MetricUnit.JOULES, MetricUnit.SECONDS)
 
 
@@ -94,11 +94,13 @@ def _make_metric(
     group: Group,
     *,
     is_claimed: bool = False,
-    **places: Any,
+    **displays: Any,
 ) -> Metric:
-    """Return a metric that the solve claims, or that is the attribute `key` of a simulation."""
-    of = None if is_claimed else attrgetter(key)
-    return Metric(key=key, name=name, unit=unit, meaning=meaning, group=group, of=of, **places)
+    """Return a metric that is claimed by a solve, or read from attribute `key` of a simulation."""
+    read = None if is_claimed else attrgetter(key)
+    return Metric(
+        key=key, name=name, unit=unit, meaning=meaning, group=group, read=read, **displays
+    )
 
 
 _SCHEDULES: Final = frozenset(
@@ -130,8 +132,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy of a training step, idle power included",
         Group.ENERGY,
-        stated=_SCHEDULES | _PLANS,
-        listed=_TABLES | {Display.DIFF, Display.EXPLAIN},
+        files=_SCHEDULES | _PLANS,
+        tables=_TABLES | {Display.DIFF, Display.EXPLAIN},
         page_name="energy of a step",
     ),
     _make_metric(
@@ -140,8 +142,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the energy of every schedule of the problem",
         Group.PROOF,
-        stated=frozenset({Display.FILE}),
-        listed=frozenset({Display.PAGE}),
+        files=frozenset({Display.FILE}),
+        tables=frozenset({Display.PAGE}),
         page_name="proven bound on the energy",
         is_claimed=True,
     ),
@@ -151,8 +153,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy of a single pass, which computes every node once",
         Group.ENERGY,
-        stated=_SCHEDULES - {Display.DIFF, Display.EXPLAIN},
-        listed=frozenset({Display.PAGE}),
+        files=_SCHEDULES - {Display.DIFF, Display.EXPLAIN},
+        tables=frozenset({Display.PAGE}),
         page_name="baseline: a single pass",
     ),
     _make_metric(
@@ -161,8 +163,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "energy beyond the baseline",
         Group.ENERGY,
-        stated=_SCHEDULES,
-        listed=frozenset({Display.SOLVE, Display.DIFF, Display.PAGE}),
+        files=_SCHEDULES,
+        tables=frozenset({Display.SOLVE, Display.DIFF, Display.PAGE}),
         as_exact_as="energy_j",
     ),
     _make_metric(
@@ -171,8 +173,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.JOULES,
         "proven lower bound on the overhead of every schedule of the problem",
         Group.PROOF,
-        stated=frozenset({Display.FILE, Display.SWEEP}),
-        listed=frozenset({Display.PAGE}),
+        files=frozenset({Display.FILE, Display.SWEEP}),
+        tables=frozenset({Display.PAGE}),
         is_claimed=True,
     ),
     _make_metric(
@@ -181,7 +183,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.FRACTION,
         "distance between the energy overhead and its bound, relative to the overhead",
         Group.PROOF,
-        stated=frozenset({Display.FILE, Display.SWEEP}),
+        files=frozenset({Display.FILE, Display.SWEEP}),
         is_claimed=True,
     ),
     _make_metric(
@@ -190,8 +192,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "maximum RAM use, without resident bytes",
         Group.MEMORY,
-        stated=_SCHEDULES | _PLANS,
-        listed=_TABLES | {Display.DIFF},
+        files=_SCHEDULES | _PLANS,
+        tables=_TABLES | {Display.DIFF},
     ),
     _make_metric(
         "written_bytes",
@@ -199,8 +201,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged out, each transfer counted, and those that commits write",
         Group.STORAGE,
-        stated=_COMMANDS | {Display.FILE},
-        listed=_COMMANDS - {Display.REPORT} | {Display.PAGE},
+        files=_COMMANDS | {Display.FILE},
+        tables=_COMMANDS - {Display.REPORT} | {Display.PAGE},
     ),
     _make_metric(
         "read_bytes",
@@ -208,8 +210,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "bytes paged in, each transfer counted, first reads of state on storage included",
         Group.STORAGE,
-        stated=_COMMANDS,
-        listed=_COMMANDS - {Display.REPORT} | {Display.PAGE},
+        files=_COMMANDS,
+        tables=_COMMANDS - {Display.REPORT} | {Display.PAGE},
     ),
     _make_metric(
         "aux_used_bytes",
@@ -217,8 +219,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.BYTES,
         "sizes of all tensors ever paged out, and of state on storage",
         Group.STORAGE,
-        stated=_COMMANDS - {Display.DIFF},
-        listed=_TABLES - {Display.SOLVE},
+        files=_COMMANDS - {Display.DIFF},
+        tables=_TABLES - {Display.SOLVE},
     ),
     _make_metric(
         "steps_until_worn",
@@ -226,8 +228,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.STEPS,
         "training steps that the storage endures, with ideal wear levelling",
         Group.WEAR,
-        stated=frozenset({Display.FILE, Display.VERIFY, Display.REPORT}),
-        listed=frozenset({Display.SOLVE, Display.VERIFY, Display.PAGE}),
+        files=frozenset({Display.FILE, Display.VERIFY, Display.REPORT}),
+        tables=frozenset({Display.SOLVE, Display.VERIFY, Display.PAGE}),
         page_name="steps until the storage is worn",
     ),
     _make_metric(
@@ -236,8 +238,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "compute time of a training step",
         Group.WORK,
-        stated=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
-        listed=_TABLES,
+        files=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
+        tables=_TABLES,
     ),
     _make_metric(
         "transfer_s",
@@ -245,8 +247,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "transfer time of a training step, commits included",
         Group.WORK,
-        stated=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
-        listed=_TABLES,
+        files=_SCHEDULES - {Display.EXPLAIN} | _PLANS,
+        tables=_TABLES,
     ),
     _make_metric(
         "time_s",
@@ -254,8 +256,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step that the deadline limits",
         Group.STEP,
-        stated=frozenset({Display.VERIFY, Display.DIFF, Display.EXPLAIN}),
-        listed=frozenset({Display.DIFF}),
+        files=frozenset({Display.VERIFY, Display.DIFF, Display.EXPLAIN}),
+        tables=frozenset({Display.DIFF}),
     ),
     _make_metric(
         "makespan_s",
@@ -263,8 +265,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time of a training step from begin to end",
         Group.STEP,
-        stated=_SCHEDULES - {Display.DIFF, Display.EXPLAIN} | _PLANS,
-        listed=_TABLES,
+        files=_SCHEDULES - {Display.DIFF, Display.EXPLAIN} | _PLANS,
+        tables=_TABLES,
     ),
     _make_metric(
         "stall_s",
@@ -272,8 +274,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time that the core waits for the bus",
         Group.STEP,
-        stated=_PLANS,
-        listed=frozenset({Display.PLAN}),
+        files=_PLANS,
+        tables=frozenset({Display.PLAN}),
     ),
     _make_metric(
         "build_s",
@@ -281,8 +283,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "time to build and compile models",
         Group.EFFORT,
-        stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
-        listed=frozenset({Display.PAGE}),
+        files=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
+        tables=frozenset({Display.PAGE}),
         is_claimed=True,
     ),
     _make_metric(
@@ -291,8 +293,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "all other wall time of the solve",
         Group.EFFORT,
-        stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
-        listed=frozenset({Display.PAGE}),
+        files=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
+        tables=frozenset({Display.PAGE}),
         is_claimed=True,
     ),
     _make_metric(
@@ -301,8 +303,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         MetricUnit.SECONDS,
         "primal gap to the schedule found, integrated over the solve",
         Group.EFFORT,
-        stated=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
-        listed=frozenset({Display.PAGE}),
+        files=frozenset({Display.FILE, Display.SWEEP, Display.REPORT}),
+        tables=frozenset({Display.PAGE}),
         is_claimed=True,
     ),
 )
@@ -315,21 +317,21 @@ _FIRST: Final[Mapping[Display, tuple[str, ...]]] = {
     Display.REPORT: ("aux_used_bytes", "solve_s"),
     Display.PAGE: ("aux_used_bytes",),
 }
-"""Keys that come first in a display whose order is not that of files."""
+"""Keys of metrics that come first in a display, if its order differs from that of files."""
 
 
 def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
-    """Return the metrics of a display, in its order; without groups, those of all groups."""
+    """Return the metrics of a display in its order; with `groups`, only those of these groups."""
     first = _FIRST.get(display, ())
     shown = [
         metric
         for metric in METRICS
-        if display in metric.stated | metric.listed and metric.group in (groups or Group)
+        if display in metric.files | metric.tables and metric.group in (groups or Group)
     ]
     rank = {key: number for number, key in enumerate(first)}
     return tuple(sorted(shown, key=lambda metric: rank.get(metric.key, len(first))))
 
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
-    """Return the metrics of a display that a simulation computes, by key."""
-    return {m.key: m.of(simulation) for m in metrics_at(display) if m.of is not None}
+    """Return the metrics of a display that simulations compute, by key."""
+    return {m.key: m.read(simulation) for m in metrics_at(display) if m.read is not None}

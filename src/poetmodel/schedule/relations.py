@@ -1,4 +1,4 @@
-"""A schedule: the relations of the paper, the state in RAM, the graph, and their file."""
+"""Schedules: the relations of the paper, homes of state, graph identity, and their files."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ if TYPE_CHECKING:
     from poetmodel.schedule.io import ScheduleFile
 
 _SPANS: Final = {"S_RAM": "kept", "S_AUX": "stored"}
-"""The relations that are held as spans."""
+"""Attributes with the spans of relations that are stored as spans."""
 
-MOST_PAIRS: Final = 30_000_000
-"""Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
+MAX_PAIRS: Final = 30_000_000
+"""Maximum number of pairs of one relation: each uses about 64 bytes, so these use about 2 GB."""
 
 Pair = tuple[int, int]
-_IN_A_PAIR: Final = 2
+_PAIR_LENGTH: Final = 2
 Span = tuple[int, int, int]
 """Tensor, first stage and last stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Computed, kept, stored and moved tensors of every stage.
+    """Tensors computed, kept, stored and paged in each stage.
 
     Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
-    for the others. Pairs given in any order, or twice, are put in order. `S_RAM` and `S_AUX`, whose
-    pairs grow with the square of the graph, are held as spans, and listed where they are asked for.
+    for the others. Pairs may be given in any order and repeatedly. The numbers of pairs of `S_RAM`
+    and `S_AUX` grow with the square of the graph, so they are stored as spans; their pairs are
+    listed on first access.
 
     Raises
     ------
     ScheduleError
-        If a relation is anything but pairs of whole numbers.
+        If a relation contains anything except pairs of integers.
     TooLargeError
-        Where `S_RAM` or `S_AUX` is asked for and has more than `MOST_PAIRS` pairs.
+        On access to `S_RAM` or `S_AUX`, if it has more than `MAX_PAIRS` pairs.
     """
 
     R: tuple[Pair, ...]
@@ -63,38 +64,38 @@ class Schedule:
     M_out: tuple[Pair, ...] = ()
     """Tensor `i` is paged out, RAM to storage, in stage `t`."""
     resident: tuple[int, ...] = ()
-    """The state tensors whose home is RAM, ascending; the others lie on storage between steps."""
+    """The state tensors whose home is RAM, ascending; other state is on storage between steps."""
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
-    """The graph it was made for, where known."""
+    """The graph that it was made for; None if unknown."""
     kept: tuple[Span, ...] = field(init=False, repr=False)
-    """`S_RAM` as the longest spans of stages, by tensor."""
+    """`S_RAM` as maximal spans of stages, by tensor."""
     stored: tuple[Span, ...] = field(init=False, repr=False)
-    """`S_AUX` likewise."""
+    """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
         for name in RELATIONS:
             given: Iterable[Pair] = getattr(self, name)
             try:
                 pairs = tuple(given)
-                if not {_IN_A_PAIR}.issuperset(map(len, pairs)):
-                    raise ValueError  # noqa: TRY301 - as other things that are no pairs
-                numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_IN_A_PAIR))
-                whole = list(zip(*numbers, strict=True))
+                if not {_PAIR_LENGTH}.issuperset(map(len, pairs)):
+                    raise ValueError  # noqa: TRY301 - handled below with other invalid pairs
+                numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_PAIR_LENGTH))
+                checked = list(zip(*numbers, strict=True))
             except (TypeError, ValueError):
                 raise ScheduleError(
                     f"{name}: expected pairs of whole numbers (stage, index)"
                 ) from None
             if name in _SPANS:
                 del self.__dict__[name]
-                object.__setattr__(self, _SPANS[name], spans_of_pairs(_ordered(whole)))
+                object.__setattr__(self, _SPANS[name], spans_of_pairs(_sort_pairs(checked)))
             else:
-                object.__setattr__(self, name, _ordered(whole))
-        object.__setattr__(self, "resident", _ascending(self.resident))
+                object.__setattr__(self, name, _sort_pairs(checked))
+        object.__setattr__(self, "resident", _sort_tensors(self.resident))
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> tuple[Pair, ...]:
-            """Return `S_RAM` or `S_AUX`, made of the spans when it is first asked for."""
+            """Return `S_RAM` or `S_AUX`, listing the pairs of its spans on first access."""
             if name not in _SPANS:
                 raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
             pairs = self.__dict__[name] = pairs_of_spans(getattr(self, _SPANS[name]))
@@ -109,7 +110,7 @@ class Schedule:
         return brief(self, graph, *counts, held)
 
     @classmethod
-    def of_spans(
+    def from_spans(
         cls,
         *,
         R: Iterable[Pair],
@@ -120,39 +121,39 @@ class Schedule:
         resident: Iterable[int] = (),
         identity: GraphIdentity | None,
     ) -> Schedule:
-        """Make a schedule of what is kept and stored as spans, without a list of their pairs.
+        """Make a schedule from spans of kept and stored tensors, without listing their pairs.
 
-        Pairs must be tuples of whole numbers, which is not checked. Spans of a tensor may touch or
-        overlap; one that ends before it begins is empty.
+        Pairs must be tuples of integers; this is not checked. Spans of a tensor may touch or
+        overlap; a span that ends before it begins is empty.
         """
-        schedule = cls(R=(), resident=_ascending(resident), identity=identity)
+        schedule = cls(R=(), resident=_sort_tensors(resident), identity=identity)
         for name, pairs in (("R", R), ("M_in", M_in), ("M_out", M_out)):
-            object.__setattr__(schedule, name, _ordered(list(pairs)))
+            object.__setattr__(schedule, name, _sort_pairs(list(pairs)))
         for name, spans in (("kept", kept), ("stored", stored)):
-            object.__setattr__(schedule, name, _joined(spans))
+            object.__setattr__(schedule, name, _merge_spans(spans))
         return schedule
 
     @classmethod
-    def of_stages(
+    def from_stages(
         cls,
         *,
         identity: GraphIdentity | None,
         resident: Iterable[int] = (),
         **relations: Iterable[Iterable[int]],
     ) -> Schedule:
-        """Make a schedule of the indices of each stage.
+        """Make a schedule from the indices of each stage.
 
         Parameters
         ----------
         identity : GraphIdentity or None
-            The graph it is made for.
+            The graph that it is made for.
         resident : iterable of int
             The state tensors whose home is RAM.
         **relations : iterable of iterable of int
-            For each relation and stage, from 0 on, the whole numbers of its pairs: ascending, each
-            once. They are not checked.
+            For each relation, the indices of each stage from 0 on, ascending and without repeats.
+            They are not checked.
         """
-        return cls.of_spans(
+        return cls.from_spans(
             R=pairs_of_rows(relations.get("R", ())),
             kept=spans_of_rows(relations.get("S_RAM", ())),
             stored=spans_of_rows(relations.get("S_AUX", ())),
@@ -163,8 +164,8 @@ class Schedule:
         )
 
     @classmethod
-    def of_order(cls, graph: Graph, order: Iterable[int]) -> Schedule:
-        """Make a schedule without paging of an execution order, such as other solvers return.
+    def from_order(cls, graph: Graph, order: Iterable[int]) -> Schedule:
+        """Make a schedule without paging from an execution order, such as other solvers return.
 
         Each tensor is kept from its computation to its last read before the next computation.
 
@@ -173,8 +174,8 @@ class Schedule:
         graph : Graph
             The training graph.
         order : iterable of int
-            Indices of the computed nodes. A node that comes again is recomputed; first computations
-            are in the order of the graph, and so are the recomputations between two of them.
+            Indices of the computed nodes. A repeated node is recomputed. First computations are in
+            the order of the graph, and so are the recomputations between two of them.
 
         Raises
         ------
@@ -186,7 +187,7 @@ class Schedule:
         >>> import poetmodel as pm
         >>> graph = pm.Graph(name="two", nodes=(
         ...     pm.operation("a", output_bytes=4), pm.operation("b", output_bytes=4, inputs=["a"])))
-        >>> pm.Schedule.of_order(graph, [0, 1]).S_RAM
+        >>> pm.Schedule.from_order(graph, [0, 1]).S_RAM
         ((1, 0),)
         """
         pairs = _stages_of_order(graph, list(order))
@@ -199,26 +200,26 @@ class Schedule:
                     raise ScheduleError(f"order: {node!r} reads {tensor!r} before it is computed")
                 spans.append((i, computed[i] + 1, t))
             computed |= dict.fromkeys(graph.outputs_of[k], t)
-        return cls.of_spans(R=pairs, kept=spans, identity=GraphIdentity.of(graph))
+        return cls.from_spans(R=pairs, kept=spans, identity=GraphIdentity.of(graph))
 
     @classmethod
-    def of_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
-        """Make a schedule of the keys of a schedule file that say what is done.
+    def from_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
+        """Make a schedule from the keys of a schedule file with relations and resident state.
 
-        Without the key of resident state there is none.
+        Without the key of resident state, all state is on storage.
         """
         relations = {name: entries[name] for name in RELATIONS}
         return cls(**relations, resident=entries.get(RESIDENT, ()), identity=identity)
 
     @classmethod
-    def of_file(cls, file: ScheduleFile) -> Schedule:
-        """Return the schedule of a schedule file."""
-        return cls.of_entries(vars(file), file.identity())
+    def from_file(cls, file: ScheduleFile) -> Schedule:
+        """Make a schedule from the content of a schedule file."""
+        return cls.from_entries(vars(file), file.identity())
 
     def entries(self, *, has_state: bool) -> dict[str, Any]:
-        """Return the keys of a schedule file that say what is done.
+        """Return the keys of a schedule file with relations and resident state.
 
-        Resident state is among them where the graph has state, or the schedule names some.
+        Resident state is included if the graph has state or the schedule lists resident tensors.
         """
         relations = {name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS}
         listed = has_state or self.resident
@@ -230,7 +231,7 @@ class Schedule:
         return number >= 0 and self.kept[number][0] == i and t <= self.kept[number][2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the schedule as plain values: format, graph, names, relations."""
+        """Return the schedule as JSON values: format, graph, names, relations."""
         identity = self.identity
         return {
             "format": FORMAT,
@@ -247,7 +248,7 @@ class Schedule:
         Raises
         ------
         ScheduleError
-            If the schedule does not say which graph it belongs to.
+            If the schedule has no graph identity.
         """
         if self.identity is None:
             raise ScheduleError(
@@ -257,14 +258,14 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Read the relations of a ``*.schedule.json`` file; figures in it are left aside."""
+        """Read the relations of a ``*.schedule.json`` file; metrics in it are ignored."""
         from poetmodel.schedule.io import load_file
 
-        return cls.of_file(load_file(path))
+        return cls.from_file(load_file(path))
 
 
 def dump(document: dict[str, Any]) -> str:
-    """Return the JSON text of a schedule or plan file: one key a line, each value on one line."""
+    """Return the JSON text of a schedule or plan file, with one key and its value per line."""
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
         for key, value in document.items()
@@ -273,7 +274,7 @@ def dump(document: dict[str, Any]) -> str:
 
 
 def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
-    """Return the (stage, node) pairs of an execution order; a stage ends with a new node."""
+    """Return the (stage, node) pairs of an execution order; a new node ends a stage."""
     names = [node.name for node in graph.nodes]
     pairs: list[Pair] = []
     t = 0
@@ -298,21 +299,21 @@ def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
 
 
 def pairs_of_rows(rows: Iterable[Iterable[int]]) -> Iterator[Pair]:
-    """Yield the pairs of the indices of each stage, from 0 on."""
+    """Yield (stage, index) pairs from the indices of each stage, from 0 on."""
     for t, row in enumerate(rows):
         check_time_limit()
         yield from zip(repeat(t), row)
 
 
-def _ascending(tensors: Iterable[int]) -> tuple[int, ...]:
+def _sort_tensors(tensors: Iterable[int]) -> tuple[int, ...]:
     try:
         return tuple(sorted({index(i) for i in tensors}))
     except (TypeError, ValueError):
         raise ScheduleError("resident: expected whole numbers (tensors)") from None
 
 
-def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
-    """Return pairs sorted, each once; by stages first, which is quick where there are many."""
+def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
+    """Return sorted pairs without repeats; grouping by stage first makes long lists fast."""
     check_time_limit()
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
@@ -325,17 +326,17 @@ def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
 def storage_entries(
     graph: Graph, page_ins: Iterable[Pair], resident: Collection[int] = ()
 ) -> tuple[Pair, ...]:
-    """Return ``S_AUX`` as page-ins need it.
+    """Return the pairs of ``S_AUX`` that page-ins require.
 
-    A tensor that is paged out at its first computation is listed up to its last page-in; one that
-    lies on storage from the start, in every stage after its node's. State that is not resident lies
-    there up to the stage that replaces it.
+    A tensor that is paged out at its first computation is listed until its last page-in. A sample
+    on storage is listed in every stage after its node's. State that is not resident is listed until
+    the stage that replaces it.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
-    """Return the same as spans of stages."""
+    """Return the entries of `storage_entries` as spans."""
     last: dict[int, int] = {}
     for t, i in page_ins:
         last[i] = max(t, last.get(i, 0))
@@ -344,7 +345,7 @@ def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[
     return [(i, graph.node_of[i] + 1, end) for i, end in last.items()]
 
 
-def paged_at_once(
+def with_immediate_page_outs(
     graph: Graph,
     *,
     R: Iterable[Pair],
@@ -354,27 +355,27 @@ def paged_at_once(
     M_out: Iterable[Pair] = (),
     resident: Iterable[int] = (),
 ) -> Schedule:
-    """Return the schedule that pages out, right after its first computation, what it pages in.
+    """Return a schedule that pages out each paged-in tensor right after its first computation.
 
-    Parameters are as for `Schedule.of_spans`; `stored` follows, and `M_out` may have more. What
-    replaces state that is not resident is paged out where it is made.
+    Parameters are those of `Schedule.from_spans`; `stored` is derived, and `M_out` may contain
+    further page-outs. Replacements of state that is not resident are paged out where they are made.
     """
     page_ins, homes = tuple(M_in), set(resident)
-    leaving = {i for _, i in page_ins if not graph.starts_on_storage[i]}
-    leaving.update(new for old, new in graph.replacement_of.items() if old not in homes)
-    return Schedule.of_spans(
+    paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
+    paged_out.update(new for old, new in graph.replacement_of.items() if old not in homes)
+    return Schedule.from_spans(
         R=R,
         kept=kept,
         stored=_storage_spans(graph, page_ins, homes),
         M_in=page_ins,
-        M_out=(*M_out, *((graph.node_of[i], i) for i in leaving)),
+        M_out=(*M_out, *((graph.node_of[i], i) for i in paged_out)),
         resident=homes,
         identity=identity,
     )
 
 
 def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
-    """Return the longest spans of some pairs (stage, tensor), which ascend; by tensor."""
+    """Return maximal spans of (stage, tensor) pairs, sorted by tensor; stages must ascend."""
     spans: list[Span] = []
     begun: dict[int, int] = {}
     last = 0
@@ -390,12 +391,12 @@ def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
 
 
 def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
-    """Return the longest spans of the tensors of each stage, from 0 on; by tensor."""
+    """Return maximal spans from the tensors of each stage, from 0 on, sorted by tensor."""
     return spans_of_pairs(pairs_of_rows(rows))
 
 
-def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the longest spans of the same entries, by tensor."""
+def _merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Merge overlapping and adjacent spans of a tensor; drop empty spans; sort by tensor."""
     joined: list[Span] = []
     for span in sorted(span for span in spans if span[1] <= span[2]):
         i, first, last = joined[-1] if joined else span
@@ -412,14 +413,17 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the pairs (stage, tensor) of spans, which ascend by tensor.
+    """Return the (stage, tensor) pairs of spans that are sorted by tensor.
 
-    More than `MOST_PAIRS` raise `TooLargeError`.
+    Raises
+    ------
+    TooLargeError
+        If there are more than `MAX_PAIRS` pairs.
     """
     pairs = count_pairs(spans)
-    if pairs > MOST_PAIRS:
+    if pairs > MAX_PAIRS:
         raise TooLargeError(
-            f"a schedule lists {pairs:,} tensors in one relation, more than the {MOST_PAIRS:,} "
+            f"a schedule lists {pairs:,} tensors in one relation, more than the {MAX_PAIRS:,} "
             "that fit into memory; coarsen the graph"
         )
     rows: dict[int, list[int]] = {}
@@ -428,7 +432,7 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
         for t in range(first, last + 1):
             rows.setdefault(t, []).append(i)
     collects = gc.isenabled()
-    gc.disable()  # new pairs are no garbage, and looking for some doubles the time
+    gc.disable()  # new pairs are not garbage; collection would double the time
     try:
         return tuple(chain.from_iterable(zip(repeat(t), rows[t]) for t in sorted(rows)))
     finally:
@@ -437,9 +441,9 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
 
 
 def checkpoint_all(graph: Graph) -> Schedule:
-    """Return the schedule that computes every node once and keeps tensors to their last use.
+    """Return the keep-all schedule: every node computed once, tensors kept until their last use.
 
-    All state is in RAM.
+    All state is resident.
     """
     n = len(graph.nodes)
     state = frozenset(graph.state_tensors)
@@ -448,7 +452,7 @@ def checkpoint_all(graph: Graph) -> Schedule:
         for i, users in enumerate(graph.users_of)
         if i not in state
     )
-    return paged_at_once(
+    return with_immediate_page_outs(
         graph,
         R=((t, t) for t in range(n)),
         kept=kept,

@@ -1,7 +1,6 @@
-"""The simulator: executes a schedule step by step and reports figures and violations.
+"""The simulator: executes a schedule step by step and returns metrics and violations.
 
-Nothing else decides whether a schedule is valid. The simulator shares no code with the
-formulations and the solvers.
+It alone decides whether a schedule is valid. It shares no code with formulations and solvers.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.device.room import RamUse, ram_use
+from poetmodel.device.ram import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Key, Total
-from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Op
 from poetmodel.schedule.machine import Content, Machine
@@ -32,61 +31,60 @@ if TYPE_CHECKING:
 
 
 class MemoryPoint(NamedTuple):
-    """RAM in use at one step that executes something."""
+    """RAM in use at one step that executes an instruction."""
 
     stage: int
     node: int
-    """Step of the stage."""
+    """Step within the stage."""
     ram_bytes: int
-    """Highest use during the step, workspace included [B]."""
+    """Maximum during the step, including workspace [B]."""
 
 
 class Rates(NamedTuple):
-    """Parts of the energy and the time of a schedule."""
+    """Cost parameters from which energy and time of a schedule are recomputed exactly."""
 
     table: CostTable
-    """Costs of one computation or transfer each."""
+    """Costs of single computations and transfers."""
     idle_power_w: float
-    """Drawn during the time that counts [W]."""
+    """Power drawn during the counted time [W]."""
     counts_transfers: bool
-    """Whether transfers take time that counts."""
+    """Whether the counted time includes transfers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """The result of simulating a schedule; with violations, the figures mean little."""
+    """The result of simulating a schedule; with violations, metrics are unreliable."""
 
     violations: tuple[str, ...]
-    """Every broken rule, in words."""
+    """A message for every violated rule."""
     curve: tuple[MemoryPoint, ...]
     """RAM at every executed step, in order."""
     peak: MemoryPoint
-    """The highest point of the curve (the first, where several tie)."""
+    """The highest point of the curve (the first, if several are equal)."""
     peak_tensors: tuple[int, ...]
-    """Tensors in RAM at the peak, the step's own outputs included, ascending."""
+    """Tensors in RAM at the peak, including outputs of the step, ascending."""
     peak_use: RamUse
-    """RAM in use at the peak, by kind; together that of the peak."""
+    """RAM in use at the peak, by kind; the sum is the peak."""
     aux_used_bytes: int
-    """All tensors ever paged out, and state that is not resident, together [B].
+    """Size of all tensors ever paged out, and of state that is not resident [B].
 
-    Samples that start on storage do not count, and replacements take the room of what they replace.
-    """
+    Samples that start on storage do not count; replacements share the storage of their state."""
     written_bytes: int
-    """Bytes paged out, each time counted, and those that commits write [B]."""
+    """Bytes paged out, once per page-out, plus bytes that commits write [B]."""
     read_bytes: int
-    """Bytes paged in, each time counted, the first reads of state on storage included [B]."""
+    """Bytes paged in, once per page-in, including first reads of state on storage [B]."""
     recomputations: Mapping[int, int] = field(default_factory=dict)
-    """How often each node is computed beyond the first time, where it is."""
+    """Number of recomputations of each node that has any."""
     page_ins: Mapping[int, int] = field(default_factory=dict)
-    """How often each tensor is paged in, where it is; the first read of state included."""
+    """Number of page-ins of each tensor that has any, including first reads of state."""
     page_outs: Mapping[int, int] = field(default_factory=dict)
-    """How often each tensor is paged out, where it is."""
+    """Number of page-outs of each tensor that has any."""
     in_stages: frozenset[tuple[str, int, int]] = field(default=frozenset(), repr=False)
-    """Which recomputations and page-ins happen when: (count, stage, node or tensor)."""
+    """Recomputations and page-ins by stage: (count, stage, node or tensor)."""
     committed_bytes: int = 0
-    """Part of the written bytes that commits write, which every schedule pays [B]."""
+    """Bytes that commits write, included in `written_bytes` and paid by every schedule [B]."""
     resident: frozenset[int] = frozenset()
-    """State that has its home in RAM."""
+    """State whose home is RAM."""
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
@@ -94,27 +92,26 @@ class Simulation:
     time_s: float | None = None
     """Time that the deadline counts [s]; None without costs."""
     energy_j: float | None = None
-    """Energy of the step, idle power over the counted time included [J]; None without costs."""
+    """Energy of the step, including idle power over the counted time [J]; None without costs."""
     baseline_energy_j: float | None = None
     """Energy of a single pass [J]; None without costs."""
     overhead_j: float | None = None
-    """Energy beyond the baseline, added up by itself so that small ones keep their digits [J]."""
+    """Energy beyond the baseline, summed separately so that small values retain their
+    digits [J]."""
     overtime_s: float | None = None
-    """Counted time beyond a single pass, added up by itself likewise [s]."""
+    """Counted time beyond a single pass, summed separately [s]."""
     recompute_s: float | None = None
-    """Compute time beyond a single pass, added up by itself likewise [s]."""
+    """Compute time beyond a single pass, summed separately [s]."""
     planned_s: float | None = None
-    """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
+    """Makespan of a plan with overlapping transfers, if one was given [s]."""
     planned_ram_bytes: int | None = None
-    """RAM of that plan, where it is minimized: page-ins that begin early take more than the
-    schedule says [B]."""
+    """RAM of that plan if RAM is minimized: early page-ins need more than the schedule [B]."""
     rates: Rates | None = field(default=None, repr=False, compare=False)
-    """Costs of each computation and transfer; None without costs."""
+    """Cost parameters; None without costs."""
     steps_until_worn: float | None = None
-    """How many training steps the storage endures, with ideal wear levelling.
+    """Number of training steps until storage is worn, with ideal wear levelling.
 
-    None where the device does not state its endurance or size, or nothing is written.
-    """
+    None if the device states no endurance or size, or no bytes are written."""
 
     def __repr__(self) -> str:
         faults = f"{len(self.violations)} violations" if self.violations else "valid"
@@ -125,25 +122,25 @@ class Simulation:
 
     @property
     def peak_ram_bytes(self) -> int:
-        """Highest RAM use [B]."""
+        """Maximum RAM use [B]."""
         return self.peak.ram_bytes
 
     @property
     def needed_ram_bytes(self) -> int:
-        """The RAM that is minimized: that of the plan, where there is one, else the peak [B]."""
+        """The RAM to minimize: of the plan, if there is one, else the peak [B]."""
         planned = self.planned_ram_bytes
         return self.peak_ram_bytes if planned is None else planned
 
     @property
     def paged_bytes(self) -> int:
-        """Bytes written beside those of commits [B]."""
+        """Bytes written without those of commits [B]."""
         return self.written_bytes - self.committed_bytes
 
     @property
     def makespan_s(self) -> float | None:
-        """Time from begin to end [s]; None without costs.
+        """Time from first to last action [s]; None without costs.
 
-        That of the plan, where there is one; else compute plus transfer time, one after the other.
+        That of the plan, if there is one; else compute plus transfer time.
         """
         if self.planned_s is not None:
             return self.planned_s
@@ -154,10 +151,10 @@ class Simulation:
     def total(
         self, graph: Graph, terms: Iterable[tuple[str, float]], *, extra: bool = False
     ) -> float:
-        """Return a sum of totals, by the keys of `poetmodel.problem.totals`.
+        """Return a sum of totals, with keys of `poetmodel.problem.totals`.
 
-        With `extra` that beyond a single pass, without the constant. Large parts may cancel out, so
-        it is added up exactly, and rounded at the end where it is not whole.
+        With `extra`, return its excess over a single pass, without the constant. Since large terms
+        may cancel out, the sum is exact and rounded once at the end, unless it is an integer.
         """
         value, whole = Fraction(0), True
         for key, coefficient in terms:
@@ -174,43 +171,46 @@ class Simulation:
                 home = graph.tensor_index[name] in self.resident
                 amount = home - extra  # a single pass has all state in RAM
             else:
-                amount = self._figure(key, extra=extra)
+                amount = self._total_value(key, extra=extra)
             whole = whole and isinstance(coefficient, int) and isinstance(amount, int)
             value += Fraction(coefficient) * Fraction(amount)
         return int(value) if whole else float(value)
 
-    def _figure(self, key: str, *, extra: bool) -> Fraction | float:
-        """Return the meaning of a key other than a count."""
+    def _total_value(self, key: str, *, extra: bool) -> Fraction | float:
+        """Return the value of a total or of the constant.
+
+        With `extra`, its excess over a single pass.
+        """
         if key == CONSTANT:
             return 0 if extra else 1
         if key == Total.BYTES_READ:
             return self.read_bytes
         if key == Total.BYTES_WRITTEN:
             return self.paged_bytes if extra else self.written_bytes
-        beyond = self._beyond_a_pass[key]
+        excess = self._excess_over_pass[key]
         if extra or self.rates is None:
-            return beyond
+            return excess
         if key == Total.TRANSFER:
-            return beyond + Fraction(self.rates.table.commit_totals().time_s)
+            return excess + Fraction(self.rates.table.commit_totals().time_s)
         if key == Total.ENERGY:
-            return beyond + Fraction(self.baseline_energy_j or 0.0)
-        return beyond + Fraction(sum(self.rates.table.compute_time_s))
+            return excess + Fraction(self.baseline_energy_j or 0.0)
+        return excess + Fraction(sum(self.rates.table.compute_time_s))
 
     @cached_property
-    def _beyond_a_pass(self) -> dict[str, Fraction | float]:
-        """Energy, compute and transfer time beyond a single pass, exactly [J, s, s]."""
+    def _excess_over_pass(self) -> dict[str, Fraction | float]:
+        """Exact energy, compute and transfer time beyond a single pass [J, s, s]."""
         if self.rates is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
         table, rates = self.rates.table, self.rates
-        compute_s = _exactly((self.recomputations, table.compute_time_s))
-        energy_j = _exactly((self.recomputations, table.compute_energy_j))
+        compute_s = _exact_weighted_sum((self.recomputations, table.compute_time_s))
+        energy_j = _exact_weighted_sum((self.recomputations, table.compute_energy_j))
         transfer_s = Fraction(0)
         if table.has_storage:
-            moved = self.page_ins, _beside(self.page_outs, table)
+            moved = self.page_ins, _page_outs_without_commit(self.page_outs, table)
             times_s = table.page_in_time_s, table.page_out_time_s
             energies_j = table.page_in_energy_j, table.page_out_energy_j
-            transfer_s = _exactly(*zip(moved, times_s, strict=True))
-            energy_j += _exactly(*zip(moved, energies_j, strict=True))
+            transfer_s = _exact_weighted_sum(*zip(moved, times_s, strict=True))
+            energy_j += _exact_weighted_sum(*zip(moved, energies_j, strict=True))
         counted_s = compute_s + (transfer_s if rates.counts_transfers else 0)
         if self.planned_s is not None:
             counted_s = Fraction(self.overtime_s or 0.0)
@@ -222,7 +222,7 @@ class Simulation:
 
     @cached_property
     def valid(self) -> bool:
-        """Whether there is no violation."""
+        """Whether there are no violations."""
         return not self.violations
 
 
@@ -234,55 +234,57 @@ def simulate(
     deadline_counts: str | None = None,
     makespan_s: float | None = None,
 ) -> Simulation:
-    """Simulate a schedule and report figures and every violation.
+    """Simulate a schedule; return its metrics and every violation.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
     costs : Costs or None
-        For time and energy; without them only memory and validity are reported.
+        For time and energy; None for memory and validity only.
     schedule : Schedule
         The relations.
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
-        Which time counts, for `Simulation.time_s` and idle power. Default: ``overlap`` for a device
-        whose storage has DMA, else ``serial``.
+        The time that counts, for `Simulation.time_s` and idle power. Default: ``overlap`` for a
+        device whose storage has DMA, else ``serial``.
     makespan_s : float, optional
-        For ``overlap``: how long a checked plan of the schedule takes [s]. Without it compute plus
-        transfer time, which a plan without any overlap takes.
+        For ``overlap``, the makespan of a checked plan of the schedule [s]. Default: compute plus
+        transfer time, the makespan of a plan without overlap.
 
     Returns
     -------
     Simulation
-        Peak, curve, storage, times, energy and violations. It never raises on a bad schedule.
+        Peak, curve, storage, times, energy and violations. Never raises for an invalid schedule.
 
     Notes
     -----
-    Runs in time proportional to the pairs of the schedule times the number of inputs, not to the
-    square of the graph: only steps that execute something are visited.
+    Run time is proportional to the number of pairs of the schedule times the number of inputs, not
+    to the square of the graph: only steps that execute instructions are visited.
     """
     device = None if costs is None else costs.device
     mapped = device is not None and device.is_memory_mapped
-    homes = Homes.of(graph, schedule.resident, mapped=mapped)
-    program, steps, faults = compiled(homes, schedule)
+    homes = Homes.from_resident(graph, schedule.resident, mapped=mapped)
+    program, steps, faults = compile_schedule(homes, schedule)
     machine = Machine(homes, program, steps=steps)
-    machine.run()
+    machine.execute()
     violations = _violations(machine, steps, faults)
     if costs is not None and costs.pages is None:
         if schedule.M_in or schedule.M_out:
-            violations.append("tensors are paged, but the costs know of no auxiliary storage")
+            violations.append("tensors are paged, but the costs have no auxiliary storage")
         if homes.on_storage:
-            violations.append("state is not resident, but the costs know of no auxiliary storage")
+            violations.append("state is not resident, but the costs have no auxiliary storage")
     curve = _curve(machine, steps)
     peak = max(curve, key=attrgetter("ram_bytes"), default=MemoryPoint(0, 0, 0))
-    peak_tensors, peak_use = _at_peak(machine, steps, peak)
+    peak_tensors, peak_use = _peak_content(machine, steps, peak)
     sizes = graph.tensor_bytes
-    computed = _counts(schedule.R, len(graph.nodes))
-    read = _counts(schedule.M_in, len(sizes))
+    computed = _count_items(schedule.R, len(graph.nodes))
+    read = _count_items(schedule.M_in, len(sizes))
     read.update(homes.first_reads.values())
-    written = _counts(schedule.M_out, len(sizes))
+    written = _count_items(schedule.M_out, len(sizes))
     commit = None if costs is None else costs.table(graph).commit
-    paged = {i: times for i, times in written.items() if commit is None or i not in commit.parts}
+    paged = {
+        i: times for i, times in written.items() if commit is None or i not in commit.replacements
+    }
     committed_bytes = 0 if commit is None else commit.written_bytes
     return Simulation(
         violations=tuple(violations),
@@ -313,11 +315,11 @@ def simulate(
                 committed_blocks=0 if commit is None else commit.worn_blocks,
             )
         ),
-        **_figures(graph, costs, computed, (read, written), deadline_counts, makespan_s),
+        **_time_and_energy(graph, costs, computed, (read, written), deadline_counts, makespan_s),
     )
 
 
-def timed_anew(
+def with_times(
     simulation: Simulation,
     graph: Graph,
     costs: Costs,
@@ -327,24 +329,24 @@ def timed_anew(
     makespan_s: float | None,
     ram_bytes: int | None = None,
 ) -> Simulation:
-    """Return the simulation with other times, without another walk.
+    """Return the simulation with times and energies for another makespan, without simulating again.
 
-    Of one simulation times and energies alone depend on which time counts. `ram_bytes` is what the
-    plan of such a makespan takes, where that is minimized.
+    Only times and energies depend on the time that counts. `ram_bytes` is the RAM of the plan with
+    this makespan, if RAM is minimized.
     """
-    computed = _counts(schedule.R, len(graph.nodes))
+    computed = _count_items(schedule.R, len(graph.nodes))
     moved = Counter(simulation.page_ins), Counter(simulation.page_outs)
-    figures = _figures(graph, costs, computed, moved, deadline_counts, makespan_s)
-    return replace(simulation, planned_ram_bytes=ram_bytes, **figures)
+    metrics = _time_and_energy(graph, costs, computed, moved, deadline_counts, makespan_s)
+    return replace(simulation, planned_ram_bytes=ram_bytes, **metrics)
 
 
 def _violations(
     machine: Machine, steps: Sequence[Pair], faults: Iterable[tuple[int, str]]
 ) -> list[str]:
-    """Return the faults of a schedule, in the order of its execution.
+    """Return the messages of a schedule's violations, in execution order.
 
-    Its faults are those of its entries and computations without their inputs. What else the machine
-    may find is said in its words where nothing else is.
+    These are invalid entries (`faults`) and computations without their inputs. Other faults of the
+    machine are returned only if there are none of these.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing: dict[int, list[str]] = {}
@@ -357,11 +359,11 @@ def _violations(
         needs = f"needs {', '.join(names)} in RAM"
         violations.append((position, f"R[{t},{k}]: node {nodes[k].name!r} {needs}"))
     violations.sort(key=itemgetter(0))  # stable: entries come first
-    return [said for _, said in violations] or [fault.message for fault in machine.faults]
+    return [message for _, message in violations] or [fault.message for fault in machine.faults]
 
 
 def _curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
-    """Return the highest RAM of each step that executes something."""
+    """Return the maximum RAM of each step that executes an instruction."""
     highs: dict[Pair, int] = {}
     for step, (op, _), moment in zip(steps, machine.program, machine.moments, strict=True):
         if op != Op.FREE and moment.high_bytes > highs.get(step, -1):
@@ -369,10 +371,10 @@ def _curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
     return tuple(MemoryPoint(t, k, ram_bytes) for (t, k), ram_bytes in highs.items())
 
 
-def _at_peak(
+def _peak_content(
     machine: Machine, steps: Sequence[Pair], peak: MemoryPoint
 ) -> tuple[tuple[int, ...], RamUse]:
-    """Return the tensors in RAM at the step of the peak, and their use."""
+    """Return the tensors in RAM at the step of the peak, and the RAM use by kind."""
     graph, step = machine.graph, (peak.stage, peak.node)
     acts = [p for p, (op, _) in enumerate(machine.program) if steps[p] == step and op != Op.FREE]
     if not acts:
@@ -388,7 +390,7 @@ def _at_peak(
     return tuple(sorted(set(copies))), use
 
 
-def _figures(
+def _time_and_energy(
     graph: Graph,
     costs: Costs | None,
     computed: Counter[int],
@@ -396,7 +398,7 @@ def _figures(
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, Any]:
-    """Return times and energies, by the names of `Simulation`; none without costs."""
+    """Return times and energies as fields of `Simulation`; {} without costs."""
     if costs is None:
         return {}
     table, device = costs.table(graph), costs.device
@@ -405,7 +407,7 @@ def _figures(
     counts = deadline_counts or (DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL)
     compute = table.compute_totals(computed)
     extra = table.compute_totals({k: computed[k] - 1 for k in range(len(graph.nodes))})
-    transfer = table.transfer_totals(moved[0], _beside(moved[1], table))
+    transfer = table.transfer_totals(moved[0], _page_outs_without_commit(moved[1], table))
     commit = table.commit_totals()
     transfer_s = transfer.time_s + commit.time_s
     pass_s, extra_s = sum(table.compute_time_s), extra.time_s
@@ -414,7 +416,7 @@ def _figures(
         time_s, extra_s = time_s + transfer_s, extra_s + transfer.time_s
     if counts != DeadlineCounts.COMPUTE and table.commit is not None:
         serial = counts == DeadlineCounts.SERIAL
-        pass_s += commit.time_s if serial else table.commit.rest.time_s
+        pass_s += commit.time_s if serial else table.commit.other_cost.time_s
     planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
     if planned_s is not None:
         time_s, extra_s = planned_s, max(0.0, planned_s - pass_s)
@@ -433,15 +435,15 @@ def _figures(
     }
 
 
-def _beside(page_outs: Mapping[int, int], table: CostTable) -> Mapping[int, int]:
-    """Return the page-outs that are no part of a commit, with their counts."""
+def _page_outs_without_commit(page_outs: Mapping[int, int], table: CostTable) -> Mapping[int, int]:
+    """Return the counts of page-outs that are not writes of a commit."""
     if table.commit is None:
         return page_outs
-    return {i: times for i, times in page_outs.items() if i not in table.commit.parts}
+    return {i: times for i, times in page_outs.items() if i not in table.commit.replacements}
 
 
-def _exactly(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:
-    """Return the sum of values, each counted so many times."""
+def _exact_weighted_sum(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:
+    """Return the exact sum of values times their counts."""
     return sum(
         (
             times * Fraction(values[item])
@@ -452,5 +454,5 @@ def _exactly(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:
     )
 
 
-def _counts(pairs: Iterable[tuple[int, int]], length: int) -> Counter[int]:
+def _count_items(pairs: Iterable[tuple[int, int]], length: int) -> Counter[int]:
     return Counter(k for _, k in pairs if 0 <= k < length)

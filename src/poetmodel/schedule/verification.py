@@ -1,18 +1,18 @@
-"""The verifier: a schedule against the simulator, the limits of a problem and stated figures."""
+"""The verifier: checks a schedule with the simulator against limits and claimed metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
+from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge, gauge_by_json_path
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
-from poetmodel.problem.infeasibility import no_generations
+from poetmodel.problem.infeasibility import commit_space_fault
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
 from poetmodel.schedule.relations import Schedule
-from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
+from poetmodel.schedule.simulation import Simulation, simulate, with_times
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verifier's findings on a schedule for a problem."""
+    """Result of the verifier for a schedule and a problem."""
 
     simulation: Simulation
-    """Figures of the simulation."""
+    """The simulation of the schedule."""
     violations: tuple[str, ...]
-    """Every rule and limit that is broken, in words; empty for a valid schedule."""
+    """A message for every violated rule and limit; empty for a valid schedule."""
 
     def __repr__(self) -> str:
         faults = f"{len(self.violations)} violations: {'; '.join(self.violations)}"
@@ -37,31 +37,31 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
-        """Whether nothing is broken."""
+        """Whether there are no violations."""
         return not self.violations
 
 
-class PlannedFigures(NamedTuple):
-    """Result of a plan whose transfers run beside the computing."""
+class PlanMetrics(NamedTuple):
+    """Metrics of a plan with overlapping transfers."""
 
     makespan_s: float | None
-    """How long it takes [s]."""
+    """Its makespan [s]."""
     ram_bytes: int | None = None
-    """Its RAM, if that is minimized [B]."""
+    """Its RAM, if RAM is minimized [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintValue:
-    """An own constraint, and what its sum is in a schedule."""
+    """A user-defined constraint and the value of its sum in a schedule."""
 
     row: Constraint
     value: float
     slack: float
-    """By how much the value may be off; 0 for sums of whole numbers, which are exact."""
+    """Tolerance of the value; 0 for sums of integers, which are exact."""
 
     @property
-    def broken(self) -> str:
-        """``above`` or ``below`` where the value breaks the limit on that side; else empty."""
+    def violated_side(self) -> str:
+        """``above`` or ``below`` if the value violates the limit on that side, else ""."""
         if self.row.lower is not None and self.value < self.row.lower - self.slack:
             return "below"
         above = self.row.upper is not None and self.value > self.row.upper + self.slack
@@ -69,17 +69,17 @@ class ConstraintValue:
 
     @property
     def at_limit(self) -> bool:
-        """Whether the value is a limit."""
+        """Whether the value equals a limit, within the tolerance."""
         limits = [limit for limit in (self.row.lower, self.row.upper) if limit is not None]
         return any(abs(self.value - limit) <= self.slack for limit in limits)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the constraint and its value as JSON values in SI units."""
         return self.row.to_dict() | {"value": self.value, "at_limit": self.at_limit}
 
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
-    """Return the sums of a problem's own constraints in a schedule."""
+    """Return the values of a problem's user-defined constraints in a simulated schedule."""
     values = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms.items())
@@ -96,7 +96,7 @@ def check_schedule(
     schedule: Schedule,
     *,
     stated: Mapping[str, float | None] | None = None,
-    makespan_s: float | Callable[[Simulation], PlannedFigures] | None = None,
+    makespan_s: float | Callable[[Simulation], PlanMetrics] | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -107,39 +107,39 @@ def check_schedule(
     schedule : Schedule
         The relations.
     stated : mapping of str to number, optional
-        Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
-        with the simulated one.
+        Metrics that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
+        with the simulated value.
     makespan_s : float or callable, optional
-        Where transfers run beside the computing: how long a plan of the schedule takes, as its own
-        simulator found [s], or what tells that of the simulation of the schedule;
+        For overlapping transfers, the makespan of a plan of the schedule by the plan's simulator
+        [s], or a function that returns `PlanMetrics` for the schedule's simulation;
         `poetmodel.planner.verify` makes a plan and passes it.
 
     Returns
     -------
     Verdict
-        Figures and every violation.
+        Metrics and every violation.
 
     Raises
     ------
     ScheduleError
         If the schedule was made for another graph.
     InputError
-        For a deadline in the meaning ``overlap`` without the makespan of a plan.
+        For a deadline that counts ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
     if problem.stand_in.transfer_share is not None:
-        makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
+        makespan_s = problem.pass_time_s  # surrogates have no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(
-            "deadline: one that counts 'overlap' is held against a plan of the transfers; use "
-            "poetmodel.planner.verify, which makes it"
+            "deadline: counting 'overlap' requires a plan of the transfers; use "
+            "poetmodel.planner.verify, which makes one"
         )
     graph, costs, counts = problem.graph, problem.costs, problem.deadline_counts
     known_s = None if callable(makespan_s) else makespan_s
     simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=known_s)
     if callable(makespan_s):
         planned_s, ram_bytes = makespan_s(simulation)
-        simulation = timed_anew(
+        simulation = with_times(
             simulation,
             graph,
             costs,
@@ -150,29 +150,29 @@ def check_schedule(
         )
     violations = (
         *simulation.violations,
-        *_choices(problem, schedule),
+        *_forbidden_entries(problem, schedule),
         *broken_limits(problem, simulation),
-        *(_claims(problem, simulation, stated) if stated else ()),
+        *(_false_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
 
 
 def broken_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
-    """Return the limits and own constraints of a problem that a schedule breaks, in words."""
-    return (*_limits(problem, simulation), *_constraints(problem, simulation))
+    """Return a message for each limit and user constraint that a simulated schedule violates."""
+    return (*_limit_violations(problem, simulation), *_constraint_violations(problem, simulation))
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
-    """Raise `ScheduleError` if the schedule is none, or names another graph than this one."""
-    given: Any = schedule
-    if not isinstance(given, Schedule):
-        hint = "; give its .schedule" if hasattr(given, "schedule") else ""
-        raise ScheduleError(f"expected a Schedule, got {shown(given)}{hint}")
+    """Raise `ScheduleError` if `schedule` is not a Schedule or was made for another graph."""
+    value: Any = schedule
+    if not isinstance(value, Schedule):
+        hint = "; give its .schedule" if hasattr(value, "schedule") else ""
+        raise ScheduleError(f"expected a Schedule, got {shown(value)}{hint}")
     if schedule.identity is not None:
         schedule.identity.check(graph, kind="schedule", error=ScheduleError)
 
 
-def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
+def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
     if not problem.recompute:
         for t, k in schedule.R:
             if k < t:
@@ -184,18 +184,18 @@ def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
         for i in sorted(set(problem.graph.state_tensors) - set(schedule.resident)):
             name = problem.graph.tensors[i].name
             yield f"resident: state {name!r} is on storage, but the problem allows no paging"
-    wanted = [i for i, amount in enumerate(problem.wanted.page_out) if amount]
-    for i in wanted:
+    rewarded = [i for i, reward in enumerate(problem.rewards.page_out) if reward]
+    for i in rewarded:
         stages = [t for t, j in schedule.M_out if j == i]
         name = problem.graph.tensors[i].name
         for t in stages[1:]:
             yield (
-                f"M_out[{t},{i}]: tensor {name!r} is on storage already; where page-outs are "
-                "wanted, each tensor goes there once"
+                f"M_out[{t},{i}]: tensor {name!r} is on storage already; if page-outs are "
+                "rewarded, each tensor is paged out only once"
             )
 
 
-def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
+def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
     usable = problem.usable_ram_bytes
     peak = simulation.peak
     if peak.ram_bytes > usable:
@@ -207,7 +207,7 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
     limit = problem.aux_limit_bytes
     if limit is not None and simulation.aux_used_bytes > limit:
         yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
-    generations = no_generations(problem)
+    generations = commit_space_fault(problem)
     if generations is not None:
         yield generations
     for time_s in problem.limited_times_s(simulation):
@@ -223,46 +223,48 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
         )
 
 
-def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
-    """Yield the own constraints that a schedule breaks."""
+def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
+    """Yield a message for each user-defined constraint that a simulated schedule violates."""
     for constraint in constraint_values(problem, simulation):
         row = constraint.row
-        if constraint.broken:
+        if constraint.violated_side:
             yield (
-                f"constraint {row.name!r}: {row.amount(constraint.value)} is {constraint.broken} "
-                f"its limit, {row.limits_in_words()}"
+                f"constraint {row.name!r}: {row.amount(constraint.value)} is "
+                f"{constraint.violated_side} its limit, {row.describe_limits()}"
             )
 
 
-def _claims(
+def _false_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
-    figures: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
+    device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
+    metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
-    figures |= room_figures(room) | gauge_claims(gauge(room))
-    figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
+    metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(gauge(device_ram))
+    metrics[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
     for key, claim in stated.items():
-        value = figures.get(key)
+        value = metrics.get(key)
         if claim is None or value is None:
             continue
-        scale = figures[exact_as.get(key, key)]
+        scale = metrics[exact_as.get(key, key)]
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
         if abs(claim - value) > slack:
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
-    for key, what, value in (
+    for key, noun, value in (
         ("bound_j", "energy", simulation.energy_j),
-        (OBJECTIVE_BOUND, "objective", figures[OBJECTIVE_VALUE]),
+        (OBJECTIVE_BOUND, "objective", metrics[OBJECTIVE_VALUE]),
     ):
         bound = stated.get(key)
         if bound is not None and value is not None and not within(bound, value):
-            yield f"{key}: the stated bound {bound!r} is above the simulated {what} {value!r}"
-    yield from _gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
-    yield from _proof_claims(problem, simulation, stated)
+            yield f"{key}: the stated bound {bound!r} is above the simulated {noun} {value!r}"
+    yield from _false_gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
+    yield from _false_proof_claims(problem, simulation, stated)
 
 
-def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None) -> Iterator[str]:
-    """Compare the gap that a file claims with its bound, and that with the simulated overhead."""
+def _false_gap_claims(
+    simulation: Simulation, bound_j: float | None, gap: float | None
+) -> Iterator[str]:
+    """Yield a message if a claimed gap contradicts its bound, or the bound the overhead."""
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
         return
@@ -281,22 +283,22 @@ def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None
             )
 
 
-def _proof_claims(
+def _false_proof_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Compare the gap of the minimized quantity with its bound, and an optimum with that gap."""
+    """Yield a message if the objective's gap contradicts its bound, or a claimed optimum it."""
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:
         return
-    value, above = objective.measured(simulation), max(0.0, objective.overhead(simulation))
+    value, excess = objective.value_of(simulation), max(0.0, objective.overhead_of(simulation))
     slack = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
-    bound, asked = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
-    compared = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
-    missing = gap * above if bound is None else min(max(0.0, value - bound), above)
-    if not compared and abs(gap * above - missing) > slack:
+    bound, tolerance = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
+    is_compared = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
+    missing = gap * excess if bound is None else min(max(0.0, value - bound), excess)
+    if not is_compared and abs(gap * excess - missing) > slack:
         yield (
             f"{OBJECTIVE_GAP}: the file says {gap!r}, but its bound {bound!r} leaves {missing!r} "
-            f"of the {above!r} beyond what every schedule pays"
+            f"of the {excess!r} beyond the baseline"
         )
-    if asked is not None and (gap - asked) * above > slack:
-        yield f"status: the file says optimal to a gap of {asked!r}, but its gap is {gap!r}"
+    if tolerance is not None and (gap - tolerance) * excess > slack:
+        yield f"status: the file says optimal to a gap of {tolerance!r}, but its gap is {gap!r}"

@@ -23,7 +23,13 @@ from poetmodel.model.building import read_schedule
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.linear import as_needed, room, signed_row
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
-from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, LinearRow, Problem, over_totals
+from poetmodel.problem import (
+    DEADLINE_ROWS,
+    WRITTEN_BYTES_CUTOFF,
+    LinearRow,
+    Problem,
+    row_over_totals,
+)
 from poetmodel.result import OwnObjective
 from poetmodel.solver.monolithic import ModelProof, too_late
 from poetmodel.solver.outcome import (
@@ -267,10 +273,10 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
         form = _with_lower_peak(form, problem)
     elif problem.aux_limit_bytes != before.aux_limit_bytes:
         most = problem.aux_limit_bytes or 0
-        fewer = over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
+        fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
         form = _with_limit(form, fewer)
     for limit in problem.linear_limits:
-        if limit.key == (FEWER_BYTES, "upper"):
+        if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _with_limit(form, replace(limit, name=WRITES_ROW, key=None))
     if objective.is_sum and objective != before.objective and as_stated:
         costs, offset = minimized(model, problem)

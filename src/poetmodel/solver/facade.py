@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, shown
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
 from poetmodel.solver.outcome import Outcome, accepted, better, finish
@@ -105,7 +105,7 @@ def solve(
     solver.check_options(request.solver_options)
     with rare_collections():
         task = _state(problem_or_model, formulation)
-        problem, reason = task.problem, obstacle(task.problem)
+        problem, reason = task.problem, infeasibility_reason(task.problem)
         history.baseline = problem.objective.baseline
         if start is not None:
             if not isinstance(start, Schedule):

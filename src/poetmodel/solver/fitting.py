@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.heuristics.neighbourhood import improved
 from poetmodel.placement import place
-from poetmodel.plan.alignment import ALIGNMENT, aligned_graph, check_alignment
+from poetmodel.plan.alignment import ALIGNMENT, align_sizes, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
@@ -457,6 +457,6 @@ def rounded_problem(problem: Problem, alignment: int) -> Problem:
     room = stated.aux_limit_bytes
     return replace(
         stated,
-        graph=aligned_graph(graph, alignment),
+        graph=align_sizes(graph, alignment),
         aux_bytes=None if room is None else room + alignment * len(graph.tensors),
     )

@@ -22,7 +22,7 @@ from poetmodel.model.building import estimated_build_s, schedule_of, state
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem.infeasibility import nothing_keeps
+from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.outcome import (
@@ -254,7 +254,7 @@ class ModelProof:
         candidate = as_candidate(problem, schedule)
         if self.trimmed and not candidate.violations:
             needed = PartialSchedule.of(
-                problem.graph, schedule, problem.wanted, working=problem.working_graph
+                problem.graph, schedule, problem.rewards, working=problem.working_graph
             )
             tidy = as_candidate(problem, needed.schedule())
             if not tidy.violations and tidy.value <= candidate.value:
@@ -271,7 +271,7 @@ class ModelProof:
         """Return the bound on the problem, in its unit, from one of the model; None for none."""
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
-        least = float(self.problem.objective.least)
+        least = float(self.problem.objective.known_bound)
         return max(least, safe_bound(self.problem, bound) * self.unit)
 
     def own(self, value: float | None, bound: float | None) -> OwnObjective | None:  # noqa: ARG002
@@ -325,7 +325,7 @@ class ModelProof:
         contradiction = self.form.contradiction()
         if contradiction is not None:
             return f"proved: {contradiction}{self.hint}"
-        return nothing_keeps(self.problem, self.further) + self.hint
+        return infeasibility_proof(self.problem, self.further) + self.hint
 
 
 def _cut_short(raw: RawSolution) -> RawSolution:

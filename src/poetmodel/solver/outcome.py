@@ -97,7 +97,7 @@ def as_candidate(
         schedule=schedule,
         simulation=verdict.simulation,
         violations=verdict.violations,
-        value=problem.objective.overhead(verdict.simulation),
+        value=problem.objective.overhead_of(verdict.simulation),
         verify_s=time.monotonic() - begun_s,
     )
 
@@ -131,7 +131,7 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
     if bound >= value:
         return True
     missing = value - bound
-    if problem.objective.in_bytes:
+    if problem.objective.is_in_bytes:
         return missing < EQUAL_BYTES
     whole = abs(problem.objective.baseline) + value
     return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole
@@ -151,7 +151,7 @@ def is_refuted(problem: Problem, outcome: Outcome) -> bool:
     if candidate is None or candidate.violations or candidate.own is not None:
         return False
     slack = EQUAL_BYTES
-    if not problem.objective.in_bytes:
+    if not problem.objective.is_in_bytes:
         slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * abs(problem.objective.baseline)
     return outcome.infeasible or outcome.bound > candidate.value + slack
 
@@ -161,7 +161,7 @@ def without_proof(problem: Problem, outcome: Outcome) -> Outcome:
     proved = outcome.termination == Termination.PROVED
     return replace(
         outcome,
-        bound=problem.objective.least,
+        bound=problem.objective.known_bound,
         infeasible=False,
         termination=Termination.STALLED if proved else outcome.termination,
         reason=REFUTED,
@@ -170,7 +170,7 @@ def without_proof(problem: Problem, outcome: Outcome) -> Outcome:
 
 def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
     """Return the bound to report for a candidate: never above its value."""
-    bound = max(bound, problem.objective.least)
+    bound = max(bound, problem.objective.known_bound)
     return candidate.value if is_tight(problem, candidate.value, bound) else bound
 
 
@@ -205,7 +205,7 @@ def finish(
     gap = relative_gap(candidate.value, bound) if own is None else own.gap
     proved = not candidate.violations and gap <= request.gap
     objective = problem.objective
-    whole = min(objective.baseline + bound, objective.measured(candidate.simulation))
+    whole = min(objective.baseline + bound, objective.value_of(candidate.simulation))
     return replace(
         blank,
         status=Status.OPTIMAL if proved else Status.FEASIBLE,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
-from poetmodel.clock import wall_end_s
+from poetmodel.clock import now_s, wall_end_s
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, relative_gap
@@ -100,9 +99,7 @@ class Request:
     """Options of the back end by its own names, for each of its solves."""
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
-    started_s: float = field(
-        default_factory=lambda: _clock_s(of_processor=wall_end_s() is not None)
-    )
+    started_s: float = field(default_factory=now_s)
     """When the solve was requested, on the clock that its limit counts [s]."""
     wall_end_s: float | None = field(default_factory=wall_end_s)
     """When it ends in any case, on the monotonic clock, if its limit is of processor time [s]."""
@@ -137,7 +134,7 @@ class Request:
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested [s]."""
-        return _clock_s(of_processor=self.wall_end_s is not None) - self.started_s
+        return now_s(of_processor=self.wall_end_s is not None) - self.started_s
 
     def remaining_s(self) -> float:
         """Return the time that is left [s], 0 or more."""
@@ -148,11 +145,7 @@ class Request:
         """Return the wall time that is left [s], 0 or more."""
         if self.wall_end_s is None:
             return self.remaining_s()
-        return max(0.0, self.wall_end_s - time.monotonic())
-
-
-def _clock_s(*, of_processor: bool) -> float:
-    return time.process_time() if of_processor else time.monotonic()
+        return max(0.0, self.wall_end_s - now_s(of_processor=False))
 
 
 def _is_real(value: object) -> bool:
@@ -193,7 +186,7 @@ class History:
         if own is not None or simulation is None:
             return () if own is not None else tuple(self.moments)
         objective = result.problem.objective
-        value, bound = objective.overhead(simulation), result.proven_bound - objective.baseline
+        value, bound = objective.overhead_of(simulation), result.proven_bound - objective.baseline
         if result.problem.minimize == Quantity.ENERGY:
             bound = result.overhead_bound_j
         before = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyomo.core as pyo
 from pyomo.repn import generate_standard_repn
 
-from poetmodel.problem.totals import BY_STAGE, Count, Total
+from poetmodel.problem.totals import STAGE_COUNTS, Count, Total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -215,7 +215,7 @@ class _TotalsWriter:
 
     def _by_stage(self, terms: Mapping[_Counted, float]) -> str | None:
         """Return a sum in words, stage by stage; None where something is not counted so."""
-        if any(what.kind not in BY_STAGE for what in terms):
+        if any(what.kind not in STAGE_COUNTS for what in terms):
             return None
         return _joined(
             (value, f"v.{what.kind}[{what.stage}, {self._name(what.kind, what.item)}]")

@@ -145,7 +145,7 @@ class Task:
         """
         if best is None or not (self.restates and self.exact):
             return None
-        least = problem.objective.least
+        least = problem.objective.known_bound
         if is_tight(problem, best.value, least):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
         if request.report(best.value, least, best.schedule) is False:
@@ -172,8 +172,8 @@ class Task:
             reference, start = stated.objective.reference, None
             if objective.is_sum and (reference is None or candidate.value < reference / 2):
                 stated, start = problem.surrogate(reference_value=candidate.value), candidate
-            elif objective.in_bytes:
-                stated = stated.below_bytes(round(candidate.value))
+            elif objective.is_in_bytes:
+                stated = stated.with_bytes_below(round(candidate.value))
             else:
                 break
             before, within = outcome, _never_behind(request, candidate, outcome.bound)
@@ -211,7 +211,7 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     is left to enforce and it fits into no stage of the answer, only stages can tell.
     """
     candidate = before.candidate
-    wants = bool(problem.stage_limits) or any(any(column) for column in problem.wanted)
+    wants = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
     from poetmodel.model.building import estimated_build_s
@@ -267,9 +267,8 @@ def _joined(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
 def _by_segments(problem: Problem, request: Request) -> Candidate | None:
     """Return the best schedule by segments; None if there is none, or no time to make it."""
     try:
-        with time_limit(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO):
-            schedule = checkpoint_segments(problem)
-        return accepted(problem, schedule)
+        with time_limit(request.remaining_s() + GRACE_S):
+            return accepted(problem, checkpoint_segments(problem))
     except (TimeLimitError, TooLargeError):
         return None
 
@@ -277,7 +276,7 @@ def _by_segments(problem: Problem, request: Request) -> Candidate | None:
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
     """Return keep-all if it is valid and cannot be beaten, else what is built greedily."""
     plain = accepted(problem, trivial(problem))
-    if plain is not None and is_tight(problem, plain.value, problem.objective.least):
+    if plain is not None and is_tight(problem, plain.value, problem.objective.known_bound):
         return plain
     try:
         with time_limit(max(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO, GRACE_S)):

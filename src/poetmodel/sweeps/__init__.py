@@ -1,4 +1,4 @@
-"""Sweeps: many problems, each solved by many methods, recorded one line at a time."""
+"""Sweeps: resumable series of runs, each one problem solved by one method."""
 
 from poetmodel.sweeps.runner import Progress, shard, sweep
 from poetmodel.sweeps.runs import Run, Settings, grid

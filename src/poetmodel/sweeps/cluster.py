@@ -1,4 +1,4 @@
-"""Workers of a Dask cluster; imported only where a scheduler is named."""
+"""Workers of a Dask cluster; imported only with a scheduler address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ADDRESS: Final = re.compile(
 )
 """An address of a scheduler: ``tcp://10.0.0.1:8786``."""
 _VERSION: Final = "__import__('poetmodel').__version__"
-"""Evaluated by each worker: a function of ours would not be found where poetmodel is missing."""
+"""Expression for each worker; it works where poetmodel is missing, unlike a pickled function."""
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def connect(
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
     """Connect to a Dask scheduler; yield a pool, and a function that counts its threads.
 
-    Runs are done in processes that the workers start. A run whose worker dies is done by another
-    worker.
+    Runs execute in processes that the workers start. If a worker dies, another one repeats its
+    run.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def connect(
 
 
 def _check_workers(scheduler: str, client: Any) -> None:
-    """Raise `InputError` unless there are workers, all with this version of poetmodel."""
+    """Raise `InputError` without workers, or if one lacks this version of poetmodel."""
     versions = client.run(eval, _VERSION, on_error="return")
     if not versions:
         raise InputError(
@@ -91,7 +91,7 @@ def _check_workers(scheduler: str, client: Any) -> None:
 
 
 def _check_address(scheduler: str) -> None:
-    """Raise `InputError` unless a Dask scheduler seems to listen; Dask itself would try for long.
+    """Raise `InputError` if no Dask scheduler seems to listen; Dask itself would retry for minutes.
 
     A scheduler sends the first message; with TLS the client does.
     """

@@ -1,7 +1,4 @@
-"""The figures of the paper (POET, ICML 2022) as sweeps.
-
-A new one is an entry here.
-"""
+"""The figures of the paper (POET, ICML 2022) as sweeps; each one is an entry of `FIGURES`."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ COMPUTE: Final = "compute"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A product of models, devices, limits and methods; a figure is made of some."""
+    """A product of models, devices, limits and methods: one of the grids of a figure."""
 
     models: tuple[str, ...]
     devices: tuple[str, ...]
     ram: tuple[str, ...]
     quick_ram: tuple[str, ...]
-    """The budgets of a quick run; empty where that leaves the part out."""
+    """The budgets of a quick figure; empty to leave out this grid."""
     methods: tuple[str, ...]
     deadlines: tuple[str | None, ...] = (None,)
     deadline_counts: str | None = None
-    """Which time counts; None takes the device's default."""
+    """The time that the deadline limits; None for the device's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +47,10 @@ class Figure:
     limit_s: float
     """Limit of each solve, building included [s]."""
     quick_limit_s: float
-    """The same in a quick run [s]."""
+    """The same in a quick figure [s]."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
-        """Return the problems: budgets ascend along each axis, no run is there twice.
+        """Return the runs without duplicates; budgets ascend along each axis.
 
         A quick figure has fewer budgets and shorter limits; a time limit replaces those of the
         figure [s].
@@ -74,8 +71,8 @@ class Figure:
         return tuple(ordered)
 
 
-_SHARES: Final = tuple(f"{share}%" for share in range(20, 100, 10))
-_QUICK_SHARES: Final = ("30%", "50%", "70%")
+_BUDGETS: Final = tuple(f"{share}%" for share in range(20, 100, 10))
+_QUICK_BUDGETS: Final = ("30%", "50%", "70%")
 _PAPER_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72", "jetson-tx2")
 
 _FIGURE2 = Figure(
@@ -110,7 +107,7 @@ _FIGURE3 = Figure(
         Part(
             models=models,
             devices=_PAPER_DEVICES,
-            ram=_SHARES,
+            ram=_BUDGETS,
             quick_ram=quick_ram,
             methods=method_names(),
             deadline_counts=COMPUTE,
@@ -170,8 +167,8 @@ _FIGURE5 = Figure(
         Part(
             models=models,
             devices=(device,),
-            ram=("15%", *_SHARES),
-            quick_ram=_QUICK_SHARES,
+            ram=("15%", *_BUDGETS),
+            quick_ram=_QUICK_BUDGETS,
             methods=("capuchin", "offload-all", "optimal"),
             deadline_counts=counts,
         )
@@ -200,12 +197,12 @@ _TABLE3 = Figure(
             methods=methods,
         )
         for model, ram, quick_ram in (
-            ("paper/resnet18-cifar", _SHARES, _QUICK_SHARES),
-            ("resnet18-cifar", _SHARES, _QUICK_SHARES),
+            ("paper/resnet18-cifar", _BUDGETS, _QUICK_BUDGETS),
+            ("resnet18-cifar", _BUDGETS, _QUICK_BUDGETS),
             ("paper/resnet18", ("40%", "50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
             ("resnet18", ("50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
         )
-        # POFO minimizes time, the optimum energy: a deadline lets it try for time too
+        # POFO minimizes time, the optimum energy; a deadline makes the latter quick too
         for methods, deadlines in ((("pofo", "optimal"), (None,)), (("optimal",), ("100.05%",)))
     ),
     limit_s=60.0,

@@ -1,8 +1,8 @@
 """The instance library: problems as files with the best known results, and checks of solutions.
 
 A library is a folder. `INDEX` has one JSON line for each problem: the files of its graph, costs and
-device, its limits as in the ``problem`` of a schedule file, and the best known results. Users of
-other solvers put a schedule file for each problem beside it; `check` verifies these.
+device, its limits as in the ``problem`` of a schedule file, and the best known results. `check`
+verifies schedule files that other solvers found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from poetmodel.planner import verify
 from poetmodel.problem import Quantity
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.document import load_document
-from poetmodel.schedule.io import ProblemEntry, validated
+from poetmodel.schedule.io import ProblemEntry, validate_model
 from poetmodel.sweeps.measurement import commit
 from poetmodel.version import __version__
 
@@ -48,15 +48,15 @@ INDEX: Final = "instances.jsonl"
 CHECKSUMS: Final = "SHA256SUMS"
 """File with the SHA-256 of all other files, for ``sha256sum --check``."""
 MAX_MPS_NODES: Final = 60
-"""Graphs with fewer nodes have an MPS file without asking for it."""
+"""Graphs with fewer nodes always have an MPS file."""
 TOLERANCE: Final = 1e-6
 """Relative difference up to which two overheads are equal."""
 SCHEDULE, ORDER = ".schedule.json", ".order.json"
-"""Ends of the names of solutions: a schedule file, or a JSON list of nodes in execution order."""
+"""Suffixes of solutions: a schedule file, or a JSON list of nodes in execution order."""
 _KEYS: Final = frozenset(
     {"name", "graph", "costs", "device", "problem", "unit", "baseline", "best"}
 )
-"""Keys of a line of the index that `check` reads."""
+"""Required keys of a line of the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class BestKnown:
     bound_commit: str | None = None
     """Commit of poetmodel that proved it."""
     infeasible: bool = False
-    """Whether it is proven that no schedule keeps all limits."""
+    """Whether it is proven that no schedule meets all limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,13 @@ class Instance:
 
 
 def file_name(*words: object) -> str:
-    """Return words as the name of a file: lower case, with hyphens between them."""
+    """Return a file name: the words in lower case, joined by hyphens."""
     text = "-".join(map(str, words)).lower()
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
 
 
 def _unknown_problem(where: str, name: str, known: Iterable[str]) -> str:
-    """Return the fault of a name that no problem has, with the most similar name."""
+    """Return the error message for an unknown problem, with the most similar name."""
     hint = did_you_mean(name, known)
     return f"{where}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
 
@@ -116,7 +116,7 @@ def write_library(
     instances : iterable of Instance
         The problems, in the order of the index.
     folder : Path
-        The folder, which is made where it is missing. It must be empty.
+        The folder, which is created if it is missing. It must be empty.
     mps : collection of str, optional
         Names of problems that get an MPS file of `compact` although their graphs have
         `MAX_MPS_NODES` nodes or more.
@@ -147,7 +147,7 @@ def write_library(
 
 
 class _Writer:
-    """Writes each graph, each costs and each device of a library once."""
+    """Writer of a library, which writes each graph, cost table and device once."""
 
     def __init__(self, folder: Path, mps: frozenset[str]) -> None:
         self._folder = folder
@@ -186,10 +186,10 @@ class _Writer:
         return self._graph_files[digest]
 
     def _cost_file(self, graph: Graph, costs: Costs) -> str:
-        place = "measured" if costs.device is None else costs.device.short_name
-        key = graph.sha256, place
+        source = "measured" if costs.device is None else costs.device.short_name
+        key = graph.sha256, source
         if key not in self._cost_files:
-            name = f"costs/{file_name(graph.name, graph.sha256[:8], place)}.profile.csv"
+            name = f"costs/{file_name(graph.name, graph.sha256[:8], source)}.profile.csv"
             costs.save(self._folder / name)
             self._cost_files[key] = name
         return self._cost_files[key]
@@ -201,10 +201,10 @@ class _Writer:
         return f"devices/{name}"
 
     def _mps_file(self, instance: Instance) -> dict[str, Any] | None:
-        """Write the MPS file of a small or requested problem; return None for another one."""
+        """Write the MPS file of a small or requested problem; return None for other problems."""
         name = instance.name
-        small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
-        if not (small or name in self._mps):
+        is_small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
+        if not (is_small or name in self._mps):
             return None
         import pyomo.environ  # noqa: F401 - registers the writers of files
 
@@ -215,7 +215,7 @@ class _Writer:
 
 
 def _checksums(folder: Path) -> Iterator[str]:
-    """Yield a line for each file of a folder, as ``sha256sum`` writes it."""
+    """Yield a line of ``sha256sum`` for each file of a folder."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != CHECKSUMS:
             digest = hashlib.sha256(read_bytes(path)).hexdigest()
@@ -244,7 +244,7 @@ def _readme(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
 
 
 def _is_proved(best: Mapping[str, Any]) -> bool:
-    """Return whether the best known results leave a gap of 1 % at most."""
+    """Return whether the best known schedule is proved optimal to 1 %, or infeasibility is."""
     overhead: float | None = best["overhead"]
     closed = overhead is not None and overhead - best["bound"] <= 0.01 * overhead
     return bool(best["infeasible"] or closed)
@@ -270,7 +270,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A solution of somebody else, and the verifier's finding."""
+    """The verifier's finding on a solution."""
 
     name: str
     """Name of the problem."""
@@ -345,12 +345,14 @@ def check(folder: Path, solutions: Path) -> list[Checked]:
         raise InputError(_unknown_problem(str(by_name[name]), name, lines) for name in unknown)
     problems = _ProblemReader(folder)
     return [
-        _checked(line, by_name[name], problems) for name, line in lines.items() if name in by_name
+        _check_solution(line, by_name[name], problems)
+        for name, line in lines.items()
+        if name in by_name
     ]
 
 
 class _ProblemReader:
-    """Reads the problems of a library; keeps the last graph and costs."""
+    """Reader of the problems of a library, which caches the last graph and costs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -359,7 +361,7 @@ class _ProblemReader:
 
     def problem(self, line: Mapping[str, Any]) -> Problem:
         """Return the problem of a line of the index."""
-        entry = validated(ProblemEntry, line["problem"], kind="library")
+        entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
         if graph_file not in self._graphs:
             self._graphs = {graph_file: Graph.load(self._path(graph_file))}
@@ -370,10 +372,10 @@ class _ProblemReader:
         return entry.problem(self._graphs[graph_file], self._costs[costs_key])
 
     def _path(self, name: str) -> Path:
-        """Return the path of a file of the library; `InputError` for one outside."""
+        """Return the path of a file of the library; raise `InputError` for a path outside of it."""
         path = self._folder / name
         if not path.resolve().is_relative_to(self._folder.resolve()):
-            raise InputError(f"{name}: the file lies outside the library")
+            raise InputError(f"{name}: the file is outside the library")
         return path
 
 
@@ -384,11 +386,11 @@ def _read_solution(path: Path, graph: Graph) -> Schedule:
     order = parse_json(read_text(path), expected="execution order")
     if not isinstance(order, list) or not all(type(k) is int for k in order):
         raise ScheduleError("expected a JSON list of whole numbers, the indices of nodes")
-    return Schedule.of_order(graph, order)
+    return Schedule.from_order(graph, order)
 
 
-def _checked(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:
-    """Return the verifier's finding on a schedule file."""
+def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:
+    """Verify a solution file and compare its overhead with the best known results."""
     name, best = str(line["name"]), line["best"]
     known = {"name": name, "best": best["overhead"], "bound": best["bound"], "unit": line["unit"]}
     problem = problems.problem(line)
@@ -399,7 +401,7 @@ def _checked(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> C
         return Checked(**known, finding=Finding.INVALID, reason=str(error))
     if verdict.violations:
         return Checked(**known, finding=Finding.INVALID, reason=listed(verdict.violations))
-    overhead = problem.objective.overhead(verdict.simulation)
+    overhead = problem.objective.overhead_of(verdict.simulation)
     slack = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
     if best["infeasible"] or overhead < best["bound"] - slack:
         finding = Finding.BELOW_BOUND

@@ -1,4 +1,4 @@
-"""One run: solved, and put into a record of plain values."""
+"""Solve one run and return its record of plain values."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 NOT_APPLICABLE: Final = "not-applicable"
-"""Status of a method that cannot treat the graph or keep the limits."""
+"""Status of a method that does not support the graph or a limit."""
 NOT_INSTALLED: Final = "not-installed"
-"""Status where the solver is missing."""
+"""Status if the solver is not installed."""
 REFUSED: Final = "refused"
-"""Status where the solver's licence does not take the model."""
+"""Status if the solver's licence refuses the model."""
 FAILED: Final = "failed"
-"""Status of a run that ended without an answer; it is repeated when the sweep is resumed."""
+"""Status of a run that ended with an error; a resumed sweep repeats it."""
 
 WARM_UP_S: Final = 10.0
-"""Limit of the solve that loads a method and its solver [s]."""
+"""Time limit of the warm-up solve, which loads a method and its solver [s]."""
 
 Record = dict[str, Any]
 
 
 def circumstances(kind: str, name: str) -> Record:
-    """Return the common fields of records: kind and name, time, place and commit.
+    """Return the common fields of records: kind, name, time, commit and machine.
 
-    A run is of the kind ``cell``.
+    Records of runs have the kind ``cell``.
     """
     return {
         "schema": SCHEMA,
@@ -67,7 +67,7 @@ def circumstances(kind: str, name: str) -> Record:
 
 @cache
 def commit() -> str | None:
-    """Return the short hash of the commit that is checked out; None for an installed package."""
+    """Return the short hash of the checked-out commit; None for an installed package."""
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
@@ -79,7 +79,7 @@ def commit() -> str | None:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Return the machine, its system, and the versions of what computes."""
+    """Return processor, cores, operating system, and versions of Python, solvers and libraries."""
     return {
         "cpu": processor("model name").partition(": ")[2] or platform.processor(),
         "cores": os.cpu_count(),
@@ -94,22 +94,21 @@ def machine() -> dict[str, Any]:
 
 
 def blank(run: Run) -> Record:
-    """Return the fields of a run's record that do not depend on its outcome."""
+    """Return the fields of a run's record that do not depend on its result."""
     return {**circumstances("cell", run.name), "key": run.key, "cell": run.to_dict()}
 
 
 def failure(run: Run, reason: str) -> Record:
-    """Return the record of a run whose worker did not answer."""
+    """Return the record of a run whose worker died or raised."""
     return {**blank(run), "status": FAILED, "reason": reason, "result": None, "schedule": None}
 
 
 def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
     """Solve a run and return its record.
 
-    Runs in whatever process it is called in; arguments and answer are plain values, so that they
-    travel between machines. The start, for methods that take one, has the relations of a schedule
-    of the same problem with less RAM. The ``schedule`` of the record is the content of a schedule
-    file, or None.
+    Arguments and record are plain values, so that they can be sent to other machines. `start`, for
+    methods that use one, has the relations of a schedule of the same problem with less RAM. The
+    ``schedule`` of the record is the content of a schedule file, or None.
     """
     run = Run.from_dict(fields)
     prepare(run)
@@ -135,7 +134,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 
 
 def solve_facts(result: SolveResult) -> Record:
-    """Return the record fields of a solve, and apart the content of a schedule file, or None."""
+    """Return the record fields of a solve, with the content of a schedule file or None."""
     document = result.to_dict()
     apart = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
@@ -158,7 +157,7 @@ def solve_facts(result: SolveResult) -> Record:
 
 
 def _state(result: SolveResult) -> Record:
-    """Return the fields of a record on state, if the graph has some and there is a schedule."""
+    """Return the field ``state`` of a record; empty without state or without a schedule."""
     if result.simulation is None:
         return {}
     sizes = state_figures(result.problem.graph, result.simulation)
@@ -166,16 +165,16 @@ def _state(result: SolveResult) -> Record:
 
 
 def prepare(run: Run) -> None:
-    """Read graph and device, and load what solves the run, so that no measurement pays for it."""
+    """Load graph, device, method and solver of a run before its time is measured."""
     _warm_up(run.method, run.backend, run.formulation)
-    with suppress(PoetModelError):  # the measurement itself says what is wrong
+    with suppress(PoetModelError):  # the measurement raises the error again
         graph_of(run.model, run.shape)
         device_of(run.device)
 
 
 @cache
 def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
-    """Solve a training step of six nodes in less RAM than it takes, once in a process."""
+    """Solve a step of six nodes below its keep-all peak, once in each process."""
     reads = {"x": [], "a": ["x"], "b": ["a"], "loss": ["b"], "g": ["loss", "a"], "h": ["g", "x"]}
     nodes = tuple(operation(node, output_bytes=4, inputs=reads[node]) for node in reads)
     graph = Graph(name="warm-up", nodes=nodes)
@@ -197,7 +196,7 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     if method(run.method).by_solver:
         options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            options["start"] = Schedule.of_entries(start, GraphIdentity.of(problem.graph))
+            options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
     return run_method(
         problem,
         run.method,

@@ -1,4 +1,4 @@
-"""Panels and maps of sweeps and figures, as data."""
+"""Data of the panels and maps that show sweeps and figures of the paper."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def panels(
     rows: Sequence[Row],
     schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
-    """Return the picture of a figure, of rows as `poetmodel.sweeps.tables.rows` gives them.
+    """Return the panels or maps of a figure of the paper.
 
-    Maps are drawn of schedule files, whose content `schedule_of` finds by the key of a run.
+    `rows` come from `poetmodel.sweeps.tables.rows`. `schedule_of` returns the content of a schedule
+    file by the key of its run, for maps; None skips a run.
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
@@ -34,7 +35,7 @@ def panels(
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
-    """Return an identifier of a picture's content; its file carries it."""
+    """Return a hash of the data of a picture, which its file contains."""
     text = json.dumps([asdict(panel) for panel in shown])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -42,25 +43,25 @@ def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
 def _maps(
     rows: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterable[Map]:
-    """Yield the map of each schedule, with what it moves in its title."""
+    """Yield the map of each schedule, titled with its numbers of recomputations and transfers."""
     for row in rows:
         document = schedule_of(row["key"])
         if document is None:
             continue
         graph = graph_of(row["model"])
-        schedule = Schedule.of_entries(document, GraphIdentity.of(graph))
-        place = f"{row['model']}, {row['device']}, {row['ram']}"
-        title = f"{place}\n{format_move_counts(schedule)}"
+        schedule = Schedule.from_entries(document, GraphIdentity.of(graph))
+        name = f"{row['model']}, {row['device']}, {row['ram']}"
+        title = f"{name}\n{format_move_counts(schedule)}"
         yield Map(title=title, chart=map_chart(graph, schedule))
 
 
 def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
-    Each method is a line; where several solvers were used, so is each solver.
+    Each method is a line; with several solvers, each pair of method and solver.
     """
     shown = []
-    several = len({row["backend"] for row in table} - {None}) > 1
+    has_several_solvers = len({row["backend"] for row in table} - {None}) > 1
     for (model, device, deadline), rows in grouped(table, "model", "device", "deadline").items():
         lines = []
         for (method, backend), line in grouped(rows, "method", "backend").items():
@@ -69,7 +70,7 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
                 for row in line
                 if (ratio := overhead_ratio(row)) is not None
             ]
-            name = f"{method}, {backend}" if several and backend else method
+            name = f"{method}, {backend}" if has_several_solvers and backend else method
             lines.append((name, tuple(sorted(points))))
         limit = "" if deadline is None else f"\ndeadline {deadline}"
         shown.append(
@@ -86,7 +87,7 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
 def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the Pareto front of RAM against overhead: a panel per model and device.
 
-    `front` has rows of `poetmodel.sweeps.tables.pareto`; rows that differ in time alone are left
+    `front` has rows of `poetmodel.sweeps.tables.pareto`. Rows that differ only in time are left
     out.
     """
     shown = []

@@ -1,4 +1,4 @@
-"""Drawing of panels and maps, by matplotlib."""
+"""Draw panels and maps with matplotlib."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ PANEL_INCHES: Final = (2.5, 2.3)
 MAP_INCHES: Final = (3.75, 4.0)
 """Width and height of a map [in]."""
 TICKS: Final = 6
-"""Most powers of ten that a logarithmic axis names."""
+"""Maximum number of labelled powers of ten on a logarithmic axis."""
 FEW_DECADES: Final = 100
-"""Ratio of its ends below which it names numbers between these too."""
+"""Ratio of an axis's ends below which numbers between powers of ten are labelled too."""
 LEGEND: Final = 4
 """Columns of the legend."""
 MARKS: Final = "osv^D<>PX*"
 """Markers of lines, in turn."""
 
 
-def check_form(path: Path) -> None:
-    """Raise unless a picture of this name can be drawn; nothing is written."""
+def check_suffix(path: Path) -> None:
+    """Raise if a picture with this name cannot be drawn; nothing is written."""
     check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:
-    """Draw panels or maps into a file, row by row; the same ones give the same bytes.
+    """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
-    At most three panels or two maps stand side by side.
+    Equal data give equal bytes.
     """
-    check_form(path)
-    form = path.suffix[1:].lower()
-    write_bytes(path, sheet(shown, form, note=f"data {digest(shown)}"))
+    check_suffix(path)
+    file_format = path.suffix[1:].lower()
+    write_bytes(path, sheet(shown, file_format, note=f"data {digest(shown)}"))
 
 
-def sheet(shown: Sequence[Panel] | Sequence[Map], form: str, *, note: str) -> bytes:
-    """Return panels or maps, row by row, as the content of a file that bears a note.
+def sheet(shown: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
+    """Return the content of a picture file with panels or maps and a note in its metadata.
 
-    Forms are png, svg and pdf; the same ones give the same bytes.
+    Formats are png, svg and pdf. Equal data give equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -73,11 +73,11 @@ def sheet(shown: Sequence[Panel] | Sequence[Map], form: str, *, note: str) -> by
             drawn = [name for name in names if name in handles]
             shapes = [handles[name] for name in drawn]
             figure.legend(shapes, drawn, loc="outside lower center", ncols=LEGEND, frameon=False)
-        return encode_figure(figure, form, note=note)
+        return encode_figure(figure, file_format, note=note)
 
 
 def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
-    """Draw one panel; return the lines by name."""
+    """Draw one panel; return the drawn lines by name."""
     handles = {}
     for name, points in panel.lines:
         if not points:
@@ -91,7 +91,7 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
             linewidth=1.8 if main else 0.9,
             marker=MARKS[slot % len(MARKS)],
             markersize=3,
-            zorder=2 if main else 3,  # what reaches the optimum is seen on it
+            zorder=2 if main else 3,  # methods that reach the optimum stay visible
         )
     axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
     axis.locator_params(axis="x", nbins=4)
@@ -105,22 +105,22 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
 
 
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
-    """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
+    """Scale the axis logarithmically; linearly below the smallest positive overhead if one is 0."""
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
     positive = [overhead for overhead in overheads if overhead > 0]
     if not positive:
         axis.yaxis.set_major_formatter("{x:g} %")
         return
-    least, most = min(positive), max(positive)
-    steps = (1, 2, 5) if most < FEW_DECADES * least else (1,)
+    smallest, largest = min(positive), max(positive)
+    steps = (1, 2, 5) if largest < FEW_DECADES * smallest else (1,)
     if len(positive) == len(overheads):
         axis.set_yscale("log")
         ticks: Any = LogLocator(subs=steps, numticks=TICKS)
     else:
-        axis.set_yscale("symlog", linthresh=least)
+        axis.set_yscale("symlog", linthresh=smallest)
         axis.set_ylim(bottom=0)
-        ticks = SymmetricalLogLocator(base=10, linthresh=least, subs=steps)
+        ticks = SymmetricalLogLocator(base=10, linthresh=smallest, subs=steps)
         ticks.set_params(numticks=TICKS)
     axis.yaxis.set_major_locator(ticks)
     axis.yaxis.set_major_formatter("{x:g} %")

@@ -1,4 +1,4 @@
-"""Do runs in parallel, and keep what they give."""
+"""Execute runs in parallel and store their records."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.runs import Run
 
 POLL_S: Final = 0.2
-"""Interval at which runs that another command has claimed are looked at again [s]."""
+"""Interval between checks of runs that another command has claimed [s]."""
 TRIES: Final = 2
-"""How often a run is begun whose process dies."""
+"""Maximum number of attempts at a run whose process dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a sweep is."""
+    """Progress of a sweep."""
 
     total: int
     """Runs of the sweep."""
     done: int
     """Runs with a record, those of earlier sweeps included."""
     failed: int
-    """Runs of this sweep that ended without an answer."""
+    """Runs of this sweep that ended with an error."""
     remaining_s: float | None
-    """About how long the rest takes, by what was done so far [s]; None before the first."""
+    """Estimated time of the remaining runs [s]; None before the first record."""
     last: Record | None = None
-    """The record that has just come; None before the first."""
+    """The newest record; None before the first."""
 
 
 def shard(text: str) -> slice:
-    """Return the runs of a shard ``I/N`` as a slice of all: each N-th, from the I-th on.
+    """Parse a shard ``I/N``: return the slice that selects each N-th run from the I-th on.
 
     Raises
     ------
     InputError
-        If the text has another form.
+        If the text has another format.
 
     Examples
     --------
@@ -76,29 +76,29 @@ def sweep(
     warm: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Record]:
-    """Do the runs that have no record yet, and return the records of all.
+    """Execute the runs that have no record yet, and return the records of all runs.
 
     Parameters
     ----------
     runs : sequence of Run
-        What to solve, as `grid` gives them: budgets ascending.
+        The runs of a `grid`, budgets ascending.
     folder : Path
-        Where records and schedules are kept. Runs that have a record there, of a sweep that was
-        killed say, are not repeated, unless they failed.
+        Folder of records and schedules. Runs with a record there, for example of a killed sweep,
+        are not repeated, unless they failed.
     workers : int
-        Runs at a time, each in a process of this machine or in `pool`.
+        Number of concurrent runs, each in a process of this machine or in `pool`.
     pool : concurrent.futures.Executor, optional
-        Where runs are done in place of processes of this machine: an executor of Dask, say. Files
-        that runs name are handed over with them. The pool stays open.
+        Executor that replaces processes of this machine, such as one of Dask. Files that runs name
+        are sent with them. The pool stays open.
     scheduler : str, optional
-        Address of a running Dask scheduler, such as ``tcp://10.0.0.1:8786``: runs are done by its
-        workers, as many at a time as these have threads, each in a process of its own. Needs the
+        Address of a running Dask scheduler, such as ``tcp://10.0.0.1:8786``. Its workers execute
+        the runs, one for each of their threads at a time, each in a process of its own. Needs the
         extra ``cluster``.
     warm : bool
-        Whether methods that solve a program start from the schedule of the next smaller budget,
-        which is valid for the larger one. Budgets of one problem then run one after the other.
+        Whether methods that use a solver start from the schedule of the next smaller budget, which
+        is valid for the larger one. Budgets of one problem are then solved one after the other.
     on_progress : callable, optional
-        Told whenever a run ends.
+        Callback that gets the `Progress` at the start and after each run.
 
     Returns
     -------
@@ -115,9 +115,9 @@ def sweep(
 
     Notes
     -----
-    Ctrl-C, or killing the sweep, loses the runs that are under way. Where a process dies, its run
-    is begun again in a fresh one, and recorded as failed when that dies too. Sweeps that use one
-    folder at the same time share its runs: each run is solved by the sweep that claims it first.
+    Ctrl-C, or killing the sweep, loses the runs in progress. If a process dies, its run is started
+    again in a new process, and recorded as failed if that dies too. Concurrent sweeps in one folder
+    share its runs: the sweep that claims a run first solves it.
     """
     if scheduler is not None:
         from poetmodel.sweeps.cluster import connect
@@ -153,7 +153,7 @@ def sweep_queue(
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
-    """Return the function that does the runs of a sweep, see `sweep`."""
+    """Return the queue of the runs of a sweep that have no record yet; see `sweep`."""
     along: dict[Run, list[Run]] = {}
     for run in runs:
         along.setdefault(run.chain, []).append(run)
@@ -162,7 +162,7 @@ def sweep_queue(
         return warm and method(run.method).by_solver
 
     def start(run: Run) -> dict[str, Any] | None:
-        """Return the schedule of the largest smaller budget that has one."""
+        """Return the schedule of the largest smaller budget with one, or None."""
         axis = along[run.chain]
         smaller = axis[: axis.index(run)] if is_linked(run) else []
         schedules = (store.schedule(other.key) for other in reversed(smaller))
@@ -181,7 +181,7 @@ def sweep_queue(
 
 
 class Recordable(Protocol):
-    """A run that can say what its record says of it."""
+    """A run with a key and fields that a record can hold."""
 
     @property
     def key(self) -> Hashable:
@@ -196,34 +196,35 @@ AnyRun = TypeVar("AnyRun", bound=Recordable)
 
 @dataclass(slots=True, kw_only=True)
 class RunQueue(Generic[AnyRun]):
-    """Does the runs that have no record yet."""
+    """A queue that executes the runs without a record and stores their records."""
 
     store: RecordFile
     runs: Sequence[AnyRun]
     measure: Callable[[dict[str, Any], Any], Record]
-    """Does a run in a process of the pool, given its fields and its start; returns the record."""
+    """Solves a run in a process of the pool, from its fields and start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
-    """Returns the record of a run that gave none but raised."""
+    """Returns the record of a run that raised an exception."""
     identity_of: Callable[[AnyRun], Record] = lambda _: {}
-    """Returns the fields of a record that name its run: a worker may have read copies of files."""
+    """Returns the record fields that identify a run. They replace those of a worker, which may have
+    read copies of files."""
     chain_of: Callable[[AnyRun], Hashable] = lambda run: run.key
-    """Runs with the same chain are done one after the other."""
+    """Returns the chain of a run; runs of one chain execute one after the other."""
     start_of: Callable[[AnyRun], Any] = lambda _: None
-    """Returns what a run begins with, by what is on record."""
+    """Returns the start of a run, from the records so far."""
     on_progress: Callable[[Progress], None] | None = None
-    """Told at the beginning, and whenever a run ends."""
+    """Callback at the beginning and after each run."""
     todo: list[list[AnyRun]] = field(default_factory=list)
-    """Runs without a record, those of a chain together."""
+    """Runs without a record, grouped by chain."""
     skipped: int = 0
     done: int = 0
     failed: int = 0
-    begun_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(default_factory=time.monotonic)
     deaths: Counter[Hashable] = field(default_factory=Counter)
     """Number of processes that died at a run, by key."""
     earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
     """Records of failed runs, which are repeated, by key."""
     claims: dict[Hashable, Claim] = field(default_factory=dict)
-    """Claims of the runs that are under way here, by key."""
+    """Claims of the runs in progress in this process, by key."""
 
     def __post_init__(self) -> None:
         finished = self.store.finished()
@@ -238,18 +239,18 @@ class RunQueue(Generic[AnyRun]):
         self.todo = list(chains.values())
 
     def run(self, pool: Executor, width: int | Callable[[], int]) -> None:
-        """Do all runs that no other process does; `width` is the number of runs at a time.
+        """Execute all runs that no other process claims, `width` at a time.
 
-        Returns when all runs are recorded, those of other processes included.
+        Returns when all runs are recorded, including those of other processes.
 
         Raises
         ------
         WorkersLostError
-            If the pool takes no more runs.
+            If the pool breaks.
         """
         kind = pool_kind(pool)
         count_slots = width if callable(width) else lambda: width
-        self._tell()
+        self._report_progress()
         running: dict[Future[Record], list[AnyRun]] = {}
         try:
             while self.todo or running:
@@ -262,7 +263,7 @@ class RunQueue(Generic[AnyRun]):
                     continue
                 timeout = POLL_S if self.todo and len(running) < slots else None
                 ended, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
-                in_order = sorted(ended, key=_is_lost)  # answers are recorded before it raises
+                in_order = sorted(ended, key=_is_lost)  # records are stored before `_settle` raises
                 rest = [self._settle(future, running.pop(future), kind) for future in in_order]
                 self.todo[:0] = [chain for chain in rest if chain]
         finally:
@@ -274,9 +275,9 @@ class RunQueue(Generic[AnyRun]):
         try:
             return pool.submit(self.measure, run.to_dict(), self.start_of(run))
         except (BrokenExecutor, RuntimeError) as error:
-            raise self._lost(error) from error
+            raise self._lost_error(error) from error
 
-    def _lost(self, error: BaseException | None) -> WorkersLostError:
+    def _lost_error(self, error: BaseException | None) -> WorkersLostError:
         reason = "the runs under way were cancelled" if error is None else _describe(error)
         recorded = self.skipped + self.done
         return WorkersLostError(
@@ -285,7 +286,7 @@ class RunQueue(Generic[AnyRun]):
         )
 
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
-        """Claim the first run of some chains; drop the runs that other processes have recorded."""
+        """Claim the first runs of at most `max_chains` chains; drop runs recorded elsewhere."""
         claimed: list[list[AnyRun]] = []
         remaining: list[list[AnyRun]] = []
         for chain in self.todo:
@@ -302,7 +303,7 @@ class RunQueue(Generic[AnyRun]):
         return claimed
 
     def _claim(self, run: AnyRun) -> bool:
-        """Claim a run; return False while another process has it."""
+        """Claim a run; return False while another process holds its claim."""
         if run.key not in self.claims and (claim := self.store.claim(run.key)) is not None:
             self.claims[run.key] = claim
         return run.key in self.claims
@@ -319,12 +320,12 @@ class RunQueue(Generic[AnyRun]):
         self.claims.pop(run.key).release()
         self.done += 1
         self.failed += record["status"] == FAILED
-        self._tell(record)
+        self._report_progress(record)
 
     def _settle(self, future: Future[Record], chain: list[AnyRun], kind: str) -> list[AnyRun]:
         """Record the first run of a chain; return its remaining runs."""
         if _is_lost(future):
-            raise self._lost(None if future.cancelled() else future.exception())
+            raise self._lost_error(None if future.cancelled() else future.exception())
         run, error = chain[0], future.exception()
         if isinstance(error, ProcessEndedError):
             self.deaths[run.key] += 1
@@ -336,10 +337,10 @@ class RunQueue(Generic[AnyRun]):
         self._count(run, record)
         return chain[1:]
 
-    def _tell(self, last: Record | None = None) -> None:
+    def _report_progress(self, last: Record | None = None) -> None:
         if self.on_progress is None:
             return
-        elapsed_s = time.monotonic() - self.begun_s
+        elapsed_s = time.monotonic() - self.started_s
         left = len(self.runs) - self.skipped - self.done
         self.on_progress(
             Progress(
@@ -353,7 +354,7 @@ class RunQueue(Generic[AnyRun]):
 
 
 def _is_lost(future: Future[Any]) -> bool:
-    """Return whether a run ended because its pool did."""
+    """Return whether a run ended because its pool broke or cancelled it."""
     if future.cancelled():
         return True
     error = future.exception()

@@ -15,8 +15,8 @@ from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, Variant, read_model_or_file
-from poetmodel.problem import OWN, Problem
+from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
+from poetmodel.problem import USER_OBJECTIVE, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-IN_CONSTRAINTS: Final = "own constraints: "
-"""How what is wrong with own constraints begins."""
+IN_CONSTRAINTS: Final = "user-defined constraints: "
+"""Prefix of errors in user-defined constraints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Settings:
     """Common settings of all runs of a sweep."""
 
     deadline_counts: str | None = None
-    """Which time counts; None takes the device's default."""
+    """The time that the deadline limits; None for the device's default."""
     time_limit_s: float = 60.0
     """Wall time of a solve, building included [s]."""
     gap: float = 1e-4
@@ -44,9 +44,9 @@ class Settings:
     seed: int = 0
     """Seed of a solve."""
     constraints: str | None = None
-    """Text of a file of own constraints; None for none."""
+    """Text of a file of user-defined constraints; None without one."""
     commit: int | None = None
-    """After how many steps state is written to storage; None: never."""
+    """Number of steps between two commits of state to storage; None without commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,33 +58,33 @@ class Run:
     device: str
     """A shipped device, or a device file."""
     ram: str
-    """RAM budget, as ``--ram`` takes it."""
+    """RAM budget, in the format of ``--ram``."""
     batch: int | None = None
-    """Samples of a step; None for the network's own."""
+    """Samples of a step; None for the network's default."""
     image: int | None = None
-    """Side of its square images; None for the network's own."""
+    """Side of its square images; None for the network's default."""
     sequence: int | None = None
-    """Tokens of a sample; None for the network's own."""
+    """Tokens of a sample; None for the network's default."""
     state: str | None = None
-    """The optimizer whose state is in the graph, as ``--state`` takes it; None for none."""
+    """Optimizer whose state is in the graph, in the format of ``--state``; None without state."""
     in_place: bool = False
-    """Whether operators may write over their inputs."""
+    """Whether operators may overwrite their inputs."""
     tile: str | None = None
-    """Largest piece of a weight, as ``--tile`` takes it; None for whole weights."""
+    """Largest slice of a weight, in the format of ``--tile``; None for whole weights."""
     train: str | None = None
-    """Trained parts, as ``--train`` takes them; None for all."""
+    """Trained layers, in the format of ``--train``; None for all."""
     deadline: str | None = None
-    """Deadline, as ``--deadline`` takes it; None for none."""
+    """Deadline, in the format of ``--deadline``; None without one."""
     method: str = "optimal"
-    """A method by its name."""
+    """Name of the method."""
     backend: str | None = None
     """The solver, for methods that need one."""
     formulation: str | None = None
-    """The formulation, for methods that need a solver; None takes the default."""
+    """The formulation, for methods that need a solver; None for the default."""
     settings: Settings = Settings()
-    """Settings in common with the others."""
+    """Settings that all runs of the sweep share."""
     inputs: str = ""
-    """Fingerprint of graph, device and an own method's file; another makes it another run."""
+    """Fingerprint of graph, device and the file of a user's method; part of the run's identity."""
 
     @property
     def key(self) -> str:
@@ -100,17 +100,17 @@ class Run:
 
     @property
     def shape(self) -> Variant:
-        """Sizes of the network's input, and what of its state is in the graph."""
+        """Input sizes, state, tiles and trained layers of the network."""
         return Variant(**{field.name: getattr(self, field.name) for field in fields(Variant)})
 
     @property
     def network(self) -> str:
-        """Name of its model in tables: with the sizes and the state that are not its own."""
+        """Name of the model in tables, with all sizes and state that differ from its defaults."""
         return self.shape.label(self.model)
 
     @property
     def chain(self) -> Run:
-        """The run without its budget: what the runs along one RAM axis have in common."""
+        """The run without its budget, equal for all runs along one RAM axis."""
         return replace(self, ram="")
 
     def problem(self) -> Problem:
@@ -137,12 +137,12 @@ class Run:
 
         source = IN_CONSTRAINTS.removesuffix(": ")
         constraints = parse_constraints(self.settings.constraints, problem, source=source)
-        if constraints.minimize == OWN:
+        if constraints.minimize == USER_OBJECTIVE:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
         return constraints
 
     def _budget(self) -> Budget:
-        """Return the RAM budget; a percentage of a step in tiles is of the whole one, in bytes."""
+        """Return the RAM budget; a percentage of a step in tiles refers to the whole step."""
         budget = Budget.parse(self.ram)
         if self.tile is None or budget.share is None:
             return budget
@@ -150,11 +150,11 @@ class Run:
         return budget.in_bytes(whole)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain values, without sizes and state that are the network's own.
+        """Return the fields as plain values, without sizes and state that have their defaults.
 
-        Where there are no own constraints or commits, they are left out: the key is what it was.
+        Leaves out absent user-defined constraints and commits, so that keys of older records hold.
         """
-        own = {field.name for field in fields(Variant)} - self.shape.given.keys()
+        own = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
         values = {name: value for name, value in asdict(self).items() if name not in own}
         for name in ("constraints", "commit"):
             if getattr(self.settings, name) is None:
@@ -163,7 +163,7 @@ class Run:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Run:
-        """Return the run of such fields."""
+        """Return the run with the fields of `to_dict`."""
         return cls(**{**fields, "settings": Settings(**fields["settings"])})
 
 
@@ -172,7 +172,7 @@ def grid(
     devices: Sequence[str],
     *,
     ram: Sequence[str],
-    shapes: Sequence[InputShape] = (OWN_SHAPE,),
+    shapes: Sequence[InputShape] = (DEFAULT_SHAPE,),
     deadlines: Sequence[str | None] = (None,),
     methods: Sequence[str] = ("optimal",),
     backends: Sequence[str] = ("highs",),
@@ -181,14 +181,14 @@ def grid(
 ) -> tuple[Run, ...]:
     """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
-    Shapes are sizes of the models' inputs, or `Variant`s, with their state. Budgets ascend within
-    the rest. Back ends and formulations, of which None is the default, multiply only the methods
-    that need a solver; what is named twice counts once.
+    Shapes are sizes of the models' inputs, or `Variant`s with state. Budgets ascend and vary
+    fastest. Back ends and formulations (None for the default) multiply only the methods that need a
+    solver. Duplicate runs are removed.
 
     Raises
     ------
     InputError
-        With every model, device, method or limit that cannot be used.
+        If a model, device, method or limit is invalid; lists all of them.
     """
     faults: dict[str, None] = {}
     entries: dict[str, Method] = {}
@@ -234,36 +234,36 @@ def grid(
 
 
 def _method_of(name: str) -> Method:
-    """Return a method that the processes of a sweep find, too."""
+    """Return a method by its name; raise `InputError` if only this process has it."""
     entry = find_method(name)
     if entry.user_function is not None and not known_elsewhere(name):
         raise InputError(
-            f"method {name!r}: it is known in this process alone, and a sweep runs others; name it "
-            "FILE.py:FUNCTION"
+            f"method {name!r}: it is registered in this process only, and a sweep uses others; "
+            "name it FILE.py:FUNCTION"
         )
     return entry
 
 
 @cache
-def graph_of(model: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Return the graph of a run, read once in a process; that of a step file perhaps in tiles."""
-    if model.endswith(".step.json") and shape.given.keys() == {"tile"}:
+def graph_of(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
+    """Return the graph of a model or file, cached; a step file is cut into tiles if asked."""
+    if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import in_tiles
 
-        return in_tiles(load_step(model), shape.given["tile"]).graph
+        return in_tiles(load_step(model), shape.overrides["tile"]).graph
     return read_model_or_file(model, shape)
 
 
 @cache
 def device_of(device: str) -> Device:
-    """Return the device of a run, read once in a process."""
+    """Return the device of a run, cached by process."""
     return Device.load(device)
 
 
 @cache
 def _fingerprint(model: str, shape: InputShape, device: str) -> str:
-    # Every field, as records have had it from the first: a repr may be short.
+    # Every field in this text, so that keys of older records hold; a repr may be abbreviated.
     board = device_of(device)
     figures = ", ".join(f"{field.name}={getattr(board, field.name)!r}" for field in fields(board))
     text = f"{graph_of(model, shape).sha256} Device({figures})"

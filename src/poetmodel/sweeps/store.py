@@ -34,14 +34,14 @@ _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 class RecordFile:
     """Records in a file, one JSON line each; the last record of each key counts.
 
-    A `KeyError` of `key_of` means that a line is no record. The file is made with the first one.
+    A `KeyError` of `key_of` means that a line is no record. The first record creates the file.
 
     Notes
     -----
-    A record is on the disk before the next one is written; one that cannot be written whole leaves
-    the file as it was. What a killed process left of a last line is taken away before the next
-    record; a whole line without its end of line gets one. Lines that hold no record are passed
-    over. Several processes may write at the same time, each the runs that it claims.
+    Each record is flushed to disk before the next one is written; an incomplete write is undone.
+    The next write removes an incomplete last line of a killed process, and adds a missing end of
+    line to a complete one. Lines without a record are skipped. Several processes may write at the
+    same time, each the runs that it claims.
     """
 
     def __init__(self, path: Path, key_of: Callable[[Record], Hashable]) -> None:
@@ -58,7 +58,7 @@ class RecordFile:
         return list(self._records.values())
 
     def finished(self) -> dict[Hashable, Record]:
-        """Return the records of the runs that need not be repeated, by key."""
+        """Return the records of all runs that did not fail, by key."""
         self._parse_new_lines()
         return {key: record for key, record in self._records.items() if record["status"] != FAILED}
 
@@ -68,7 +68,7 @@ class RecordFile:
         return self._records.get(key)
 
     def add(self, record: Record) -> None:
-        """Write a record."""
+        """Append a record to the file and flush it to disk."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
         with writing(self.path), self.path.open("a+b") as stream:
             _lock(stream.fileno(), wait=True)  # until the file is closed
@@ -83,15 +83,15 @@ class RecordFile:
                 raise
 
     def claim(self, key: Hashable) -> Claim | None:
-        """Return the right to solve a run; None while another process has it.
+        """Claim a run for this process; return None while another process holds the claim.
 
-        The right ends with `Claim.release`, or with this process however that ends.
+        A claim ends with `Claim.release`, or with this process, even if it is killed.
         """
         name = hashlib.sha256(str(key).encode()).hexdigest()[:20]
         return Claim.acquire(self.claims_folder / name)
 
     def _parse_new_lines(self) -> None:
-        """Parse the lines that were written since the last time."""
+        """Parse the lines that were written since the last call."""
         if not self.path.exists():
             return
         if self.path.stat().st_size < self._parsed_bytes:  # the file was made shorter
@@ -105,7 +105,7 @@ class RecordFile:
         self._parsed_bytes += content.rfind(b"\n") + 1
 
     def _parse(self, line: bytes) -> tuple[Hashable, Record] | None:
-        """Return the record of a line with its key; None where the line holds no record."""
+        """Return key and record of a line; None if the line holds no record."""
         try:
             record = json.loads(line)
             return self._key_of(record), record
@@ -127,7 +127,7 @@ class RecordFile:
 
 
 class Store(RecordFile):
-    """Records and schedules of a sweep in a folder, which is made where it is missing.
+    """Records and schedules of a sweep in a folder, which is created if it is missing.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class Store(RecordFile):
     Raises
     ------
     InputError
-        If the folder cannot be made.
+        If the folder cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:

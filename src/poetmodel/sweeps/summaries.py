@@ -1,4 +1,4 @@
-"""Statements of a figure, as tables for people."""
+"""Summary tables of the figures of the paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.tables import Row
 
 PROVEN: Final = 1e-4
-"""A gap up to this counts as closed, as the solves were asked for."""
+"""Largest gap that counts as closed: the gap tolerance of the solves."""
 _WORDS: Final[Mapping[str, str]] = {
     NOT_APPLICABLE: "-",
     Status.INFEASIBLE: "impossible",
@@ -23,34 +23,34 @@ _WORDS: Final[Mapping[str, str]] = {
     REFUSED: "refused by the licence",
     NOT_INSTALLED: "not installed",
 }
-"""Text in place of a figure if there is no schedule, by status."""
+"""Text in place of a number if there is no schedule, by status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A table of words and figures."""
+    """A table of words and numbers."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int
-    """How many columns, from the first, hold words; the others hold figures."""
+    """Number of leading columns with words; the rest hold numbers."""
 
 
 def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
-    """Return the tables of a figure, of rows as `poetmodel.sweeps.tables.rows` gives them."""
-    makers = {"figure2": _by_map, "table3": _pofo}
-    return tuple(makers.get(name, _by_method)(rows))
+    """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`."""
+    makers = {"figure2": _map_summary, "table3": _pofo_summaries}
+    return tuple(makers.get(name, _method_summaries)(rows))
 
 
 def without(row: Row) -> str:
-    """Return the text in place of a figure if there is no schedule."""
+    """Return the text in place of a number if there is no schedule."""
     status = str(row["status"])
     return _WORDS.get(status, status)
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Return rows by what they have in some columns, in the order in which that comes."""
+    """Group rows by their values in some columns, in the order of first occurrence."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -58,7 +58,7 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
 
 
 def overhead_ratio(row: Row) -> float | None:
-    """Return the overhead as a fraction of the baseline, None without a schedule."""
+    """Return the overhead as a fraction of the baseline; None without a schedule."""
     if row["overhead_j"] is None or not row["baseline_energy_j"]:
         return None
     return float(row["overhead_j"] / row["baseline_energy_j"])
@@ -72,7 +72,7 @@ def percent(ratio: float | None) -> str:
 # -- overheads ---------------------------------------------------------------------------------
 
 
-def _by_method(table: Sequence[Row]) -> Iterable[Summary]:
+def _method_summaries(table: Sequence[Row]) -> Iterable[Summary]:
     """Yield the overheads on each model and device: methods down, budgets across."""
     for (model, device), rows in grouped(table, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in rows))
@@ -104,8 +104,8 @@ def _overhead(row: Row) -> str:
 # -- maps --------------------------------------------------------------------------------------
 
 
-def _by_map(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield what each schedule of the maps recomputes and pages."""
+def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
+    """Yield one table of the recomputations and transfers of each schedule of the maps."""
     lines = []
     for row in rows:
         counts = (_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
@@ -126,8 +126,8 @@ def _count(count: int | None) -> str:
 # -- POFO --------------------------------------------------------------------------------------
 
 
-def _pofo(table: Sequence[Row]) -> Iterable[Summary]:
-    """Yield how POFO and the optimum compare: at the same budget, and at the least as quick."""
+def _pofo_summaries(table: Sequence[Row]) -> Iterable[Summary]:
+    """Yield tables of POFO beside the optimum: at equal RAM, and at the smallest peak as quick."""
     for (model, device), rows in grouped(table, "model", "device").items():
         best = [row for row in rows if row["method"] == "optimal" and row["energy_j"] is not None]
         lines = []
@@ -139,8 +139,15 @@ def _pofo(table: Sequence[Row]) -> Iterable[Summary]:
                 lines.append((row["ram"], without(row), *[""] * 7))
                 continue
             quick = [other for other in best if other["makespan_s"] <= row["makespan_s"]]
-            least = min(quick, key=lambda other: other["peak_ram_bytes"], default=None)
-            lines.append((row["ram"], *_figures(row), *_figures(same[0]), *_less(row, least)))
+            smallest = min(quick, key=lambda other: other["peak_ram_bytes"], default=None)
+            lines.append(
+                (
+                    row["ram"],
+                    *_peak_time_overhead(row),
+                    *_peak_time_overhead(same[0]),
+                    *_peak_and_savings(row, smallest),
+                )
+            )
         yield Summary(
             title=f"POFO and the optimum: {model}, {device}",
             heads=(
@@ -157,7 +164,7 @@ def _pofo(table: Sequence[Row]) -> Iterable[Summary]:
 _POFO_FIGURES: Final = ("peak", "time", "overhead")
 
 
-def _figures(row: Row) -> tuple[str, str, str]:
+def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
     return (
         format_bytes(row["peak_ram_bytes"]),
         format_seconds(row["makespan_s"]),
@@ -165,8 +172,8 @@ def _figures(row: Row) -> tuple[str, str, str]:
     )
 
 
-def _less(row: Row, least: Row | None) -> tuple[str, str]:
-    if least is None:
+def _peak_and_savings(row: Row, smallest: Row | None) -> tuple[str, str]:
+    if smallest is None:
         return "none", ""
-    ram, time = (1 - least[name] / row[name] for name in ("peak_ram_bytes", "makespan_s"))
-    return format_bytes(least["peak_ram_bytes"]), f"{percent(ram)} RAM, {percent(time)} time"
+    ram, time = (1 - smallest[name] / row[name] for name in ("peak_ram_bytes", "makespan_s"))
+    return format_bytes(smallest["peak_ram_bytes"]), f"{percent(ram)} RAM, {percent(time)} time"

@@ -1,4 +1,4 @@
-"""Findings of a sweep, as a table: bounds along the RAM axis, the Pareto front, CSV."""
+"""Tables of a sweep: bounds along the RAM axis, the Pareto front, CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import ROOM
+from poetmodel.device.ram import DEVICE_RAM_KEYS
 from poetmodel.files import write_text
 from poetmodel.result import Status, relative_gap
 from poetmodel.schedule.metrics import Display, Group, metrics_at
@@ -27,14 +27,14 @@ _MODEL: Final = ("model_value", "model_bound")
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """Return one flat row per record, with what the other budgets of its problem prove.
+    """Return one flat row per record, with the best bound of all budgets of its problem.
 
     Returns
     -------
     list of dict
-        Figures are None where there is no schedule. ``axis_bound_j`` is the best bound on the
-        overhead that was proven for this or a larger budget of the same problem by the same method
-        and back end: what holds with more RAM holds with less. ``axis_gap`` is the gap to it.
+        Metrics are None without a schedule. ``axis_bound_j`` is the best bound on the overhead that
+        was proven for this or a larger budget of the same problem by the same method and back end:
+        a bound with more RAM holds with less RAM too. ``axis_gap`` is the gap to it.
     """
     table = [_row(record) for record in records]
     axes: dict[Run, list[Row]] = {}
@@ -62,7 +62,7 @@ def _row(record: Record) -> Row:
     row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")
     row["termination"] = record.get("termination")
     row["violations"] = len(result.get("violations", ()))
-    row |= {name: result.get(name) for name in _figures()}
+    row |= {name: result.get(name) for name in _metric_columns()}
     row |= {"axis_bound_j": None, "axis_gap": None}
     row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
     state = record.get("state") or {}
@@ -74,18 +74,18 @@ def _row(record: Record) -> Row:
     return row
 
 
-def _figures() -> tuple[str, ...]:
-    """Return the keys of a result that are columns: metrics, and the RAM of the device."""
+def _metric_columns() -> tuple[str, ...]:
+    """Return the result keys that become columns: metrics and the RAM of the device."""
     first = (Group.ENERGY, Group.PROOF, Group.MEMORY)
     others = [group for group in Group if group not in first]
     before, after = (
         [metric.key for metric in metrics_at(Display.SWEEP, *groups)] for groups in (first, others)
     )
-    return (*before, *ROOM, *after)
+    return (*before, *DEVICE_RAM_KEYS, *after)
 
 
 def _status(record: Record) -> str:
-    """Return the status of a record; older ones do not tell a refusal from a missing solver."""
+    """Return the status of a record; derive it from the reason in older records."""
     if record["status"] == "unavailable":
         return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
     return str(record["status"])
@@ -94,7 +94,7 @@ def _status(record: Record) -> str:
 def model_gap(statistics: Mapping[str, Any]) -> float | None:
     """Return the gap of the model that was solved.
 
-    For a restriction (events) or a looser model (``paper``) it is no gap of the problem.
+    A restricted model (events) or a looser one (``paper``) has no gap of the problem itself.
     """
     value, bound = (statistics.get(name) for name in _MODEL)
     return None if value is None or bound is None else relative_gap(value, bound)
@@ -118,15 +118,16 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     front: list[Row] = []
     for index, row in enumerate(solved):
         is_dominated = any(
-            _place_of(other) == _place_of(row) and _dominates(other, row, is_earlier=at < index)
+            _model_and_device(other) == _model_and_device(row)
+            and _dominates(other, row, is_earlier=at < index)
             for at, other in enumerate(solved)
         )
         if not is_dominated:
             front.append({**row, "proven": row["status"] == Status.OPTIMAL})
-    return sorted(front, key=lambda row: (*_place_of(row), row["peak_ram_bytes"]))
+    return sorted(front, key=lambda row: (*_model_and_device(row), row["peak_ram_bytes"]))
 
 
-def _place_of(row: Row) -> tuple[str, str]:
+def _model_and_device(row: Row) -> tuple[str, str]:
     return row["model"], row["device"]
 
 
@@ -138,7 +139,7 @@ def _dominates(row: Row, other: Row, *, is_earlier: bool) -> bool:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a CSV file, heads first; what is missing is empty."""
+    """Write rows as a CSV file with a header; missing values are empty."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Workers for the runs of a sweep: processes of this machine, or of others."""
+"""Workers for the runs of a sweep: processes of this machine or of other machines."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MODEL, _DEVICE, _METHOD = "model", "device", "method"
 
 
 class LocalProcesses(Executor):
-    """Does runs in processes of this machine; those that die are replaced.
+    """An executor with processes of this machine; dead processes are replaced.
 
-    What still runs when it is left is ended.
+    `shutdown` kills the processes that are still busy.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LocalProcesses(Executor):
         self._lock = threading.Lock()
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function in a process."""
+        """Call a function in an idle process, or in a new one."""
         with self._lock:
             self._processes = [process for process in self._processes if process.is_alive]
             idle = next((process for process in self._processes if not process.is_busy), None)
@@ -55,7 +55,7 @@ class LocalProcesses(Executor):
             return idle.call(_call_function, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
-        """End all processes at once."""
+        """Kill all processes."""
         for process in self._processes:
             process.end()
         for process in self._processes:
@@ -67,7 +67,7 @@ def _call_function(_: WorkerJob, function: Callable[..., Any], *arguments: Any) 
 
 
 def pool_kind(pool: Executor) -> str:
-    """Return the package and class of a pool, as records name it."""
+    """Return the name of a pool in records: package and class."""
     pool = getattr(pool, "pool", pool)
     return f"{type(pool).__module__.partition('.')[0]}.{type(pool).__qualname__}"
 
@@ -77,7 +77,7 @@ def pool_kind(pool: Executor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModuleFunction:
-    """A function of a module that is found in a folder, wherever it is called."""
+    """A callable that imports a module from a folder and calls its function, in any process."""
 
     folder: str
     """The folder, with the same path on each machine."""
@@ -93,22 +93,22 @@ class ModuleFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """A worker starts processes of its own for its runs."""
+    """Setting of workers that start processes of their own for their runs."""
 
     grace_s: float | None = None
-    """Time that a run may take beyond the `limit_s` of its fields [s], each in a fresh process;
-    None for processes that take one run after the other without a limit of theirs."""
+    """Time of a run beyond the `limit_s` of its fields before it is killed [s]; each run then has a
+    new process. None for reused processes without a limit."""
 
 
 class ShippingPool(Executor):
-    """Hands runs to a pool of the caller, with the files that they name.
+    """An executor that sends runs, with the files that they name, to a pool of the caller.
 
     Parameters
     ----------
     pool : Executor
-        Where functions are called. It is not shut down here.
+        The executor that calls the functions. It stays open.
     isolation : Isolation, optional
-        Whether workers start processes for their runs; by default runs are done in the workers.
+        How workers start processes for their runs; None to execute runs in the workers.
     """
 
     def __init__(self, pool: Executor, isolation: Isolation | None = None) -> None:
@@ -116,7 +116,7 @@ class ShippingPool(Executor):
         self._isolation = isolation
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function with the fields of a run, and its start."""
+        """Call a function with the fields of a run and its start, in a worker."""
         fields, start = arguments
         shipped = files_of_run(fields)
         return self.pool.submit(
@@ -127,7 +127,7 @@ class ShippingPool(Executor):
 def files_of_run(fields: dict[str, Any]) -> dict[str, Files]:
     """Return the files that a run names, by field.
 
-    A method has the modules that it imports from its folder.
+    The files of a method include the modules that it imports from its folder.
     """
     found: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
@@ -153,10 +153,10 @@ def run_shipped(
     files: dict[str, Files],
     isolation: Isolation | None,
 ) -> Record:
-    """Do a run in a worker that may be on another machine; return its record.
+    """Execute a run in a worker that may be on another machine; return its record.
 
-    The files are written to a temporary folder and read from there; the record names them as the
-    caller does.
+    Writes the files to a temporary folder and reads them there; the record has the paths of the
+    caller.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def run_shipped(
 
 
 def _write_files(files: Files) -> str:
-    """Write files to a folder that is named by their content; return its path."""
+    """Write files to a folder named by the hash of their content; return its path."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -203,7 +203,7 @@ def _write_files(files: Files) -> str:
 
 @cache
 def _temporary_folder() -> Path:
-    """Return a folder that is removed when the process ends."""
+    """Return a temporary folder that is removed when the process ends."""
     holder = tempfile.TemporaryDirectory(prefix="poetmodel-", ignore_cleanup_errors=True)
     _HOLDERS.append(holder)
     return Path(holder.name)
@@ -214,5 +214,5 @@ _HOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @cache
 def _processes(_method_folder: str | None) -> LocalProcesses:
-    """Return the processes of this worker that have imported the files of one method."""
+    """Return the reused processes of this worker, separate for each user's method."""
     return LocalProcesses()

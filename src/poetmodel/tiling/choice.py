@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.budgets import TileChoice
 from poetmodel.errors import BudgetError
 from poetmodel.graph import floor
-from poetmodel.plan.alignment import aligned_graph, alignment_on
+from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.tiling.tiles import BLOCK, MIN_TILE_BYTES, different_tiles, tiled, tiled_floor_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def chosen_tiles(
         return best
     bound = tiled_floor_bytes(
         step,
-        alignment=alignment_on(device),
+        alignment=device_alignment(device),
         in_place=paging and device.is_memory_mapped,
         resident=not paging,
     )
@@ -118,5 +118,5 @@ def _sizes(most: int) -> list[int]:
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
     """Return what the node needs that needs the most, with addresses as a device has them [B]."""
     mapped = device.storage is not None and device.storage.memory_mapped
-    aligned = aligned_graph(step.graph, alignment_on(device))
+    aligned = align_sizes(step.graph, device_alignment(device))
     return floor(aligned, memory_mapped=paging and mapped, resident=not paging).bytes

@@ -18,7 +18,7 @@ from poetmodel.lowered.calls import WORKSPACE, Call, Ref
 from poetmodel.lowered.fusing import fused, parted
 from poetmodel.lowered.kernels import changed
 from poetmodel.lowered.tables import LOOKUP
-from poetmodel.plan.alignment import aligned
+from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
 from poetmodel.tiling.slices import ChannelLayout, Channels, channels_in
 
@@ -86,7 +86,7 @@ def tiled_floor_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resi
         over = {new for new, _ in node.in_place} | apart
         for call in calls:
             names = {name for name in call.buffers if name in graph.tensor_index} - over
-            sizes = (aligned(tiling.min_slice_bytes(name), alignment) for name in names)
+            sizes = (round_up(tiling.min_slice_bytes(name), alignment) for name in names)
             least = max(least, sum(sizes))
     return least + (graph.state_bytes if resident else 0)
 

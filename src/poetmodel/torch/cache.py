@@ -188,7 +188,7 @@ def tensor_form(tensor: torch.Tensor) -> list[Any]:
 
 def _target(target: Any, positions: dict[Any, int]) -> Any:
     if isinstance(target, CustomOperation):
-        return [type(target).__name__, value_form(target.form(), positions)]
+        return [type(target).__name__, value_form(target.key_attributes(), positions)]
     if isinstance(target, str | torch._ops.OpOverload):  # noqa: SLF001 - the type of operators
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"

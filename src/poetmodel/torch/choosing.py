@@ -36,7 +36,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
 from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
-from poetmodel.torch.capturing.inputs import positional
+from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
@@ -370,7 +370,7 @@ def gradient_norms(
     own, own_loss = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _parameters(own, own_loss)
     own.zero_grad()
-    given = positional(batch)
+    given = positional_inputs(batch)
     wanted = [name for names in layers.values() for name in names]
     with explained(GRADIENT_NORM):
         output = own(*(given if own_loss is None else given[:-1]))

@@ -16,8 +16,8 @@ from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
-from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
-from poetmodel.torch.capturing.surroundings import ALONE
+from poetmodel.torch.capturing.inputs import input_errors, refuse, unflatten
+from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK
 from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.certificate import certify
@@ -214,7 +214,7 @@ class Step:
                 return compiled, flat
         if self._options.dynamic == "error":
             flat = self._current.trace.joint.flat_inputs(given)
-            refuse(name, input_faults(given))
+            refuse(name, input_errors(given))
             reason = "; ".join(self._current.guards.differences(flat))
             raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
         self._current = self._compile(given)
@@ -340,7 +340,7 @@ class Step:
 
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        with ALONE, rare_collections(), stages_shown() as tell:
+        with CAPTURE_LOCK, rare_collections(), stages_shown() as tell:
             compiled = Compiled(
                 self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
             )

@@ -32,15 +32,15 @@ from poetmodel.torch.cache import (
 )
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import split_kernels
+from poetmodel.torch.runtime.convolutions import describe_split_kernels
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
     Profile,
     TransferTime,
-    profile_of,
+    build_profile,
 )
-from poetmodel.torch.step.trace import Trace, captured_graph, trace_of
+from poetmodel.torch.step.trace import Trace, build_captured_graph, build_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ class Schedules:
                 name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
                 for name in _SPANS
             }
-            schedule = Schedule.of_spans(
+            schedule = Schedule.from_spans(
                 **known,
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
@@ -137,11 +137,11 @@ class KnownStep(Schedules):
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
                 known = {int(k): OpProfile.from_list(values) for k, values in content}
-                return trace_of(joint, captured_graph(joint, known=known))
-        parts = captured_graph(joint)
+                return build_trace(joint, build_captured_graph(joint, known=known))
+        parts = build_captured_graph(joint)
         plain = [[k, observed.to_list()] for k, observed in parts.profiles.items()]
         self._cache.write("step", key, plain)
-        return trace_of(joint, parts)
+        return build_trace(joint, parts)
 
     # -- costs ---------------------------------------------------------------------------------
 
@@ -150,11 +150,11 @@ class KnownStep(Schedules):
     ) -> Profile:
         """Return the profile with pages in a folder: the known one, else what `measure` does."""
         path = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, path, split_kernels(trace))
+        key = digest(self._key, path, describe_split_kernels(trace))
         content = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
             if content is not None:
-                return profile_of(
+                return build_profile(
                     trace,
                     times_s=content["times_s"],
                     paging=_paging(content["paging"]),

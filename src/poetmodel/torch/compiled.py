@@ -21,23 +21,23 @@ from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
-from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
+from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
+from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
-from poetmodel.torch.runtime.convolutions import divided_units, in_parts
+from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.scheduled import (
     floor_bytes,
     keep_all_bytes,
-    least_bytes,
+    min_budget_bytes,
     scheduled_costs,
     scheduled_graph,
 )
-from poetmodel.torch.step.trace import Trace, captured_step
+from poetmodel.torch.step.trace import Trace, capture_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,9 +116,9 @@ class Compiled:
         begin = perf_counter()
         tell("capturing the step")
         _check_host(model)
-        refuse(type(model).__name__, input_faults(inputs))
+        refuse(type(model).__name__, input_errors(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
-        joint = captured_step(
+        joint = capture_step(
             model,
             loss_fn,
             inputs,
@@ -136,8 +136,8 @@ class Compiled:
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
-        divided = divided_units(self.trace, budget_bytes=self.budget_bytes)
-        self.trace = in_parts(self.trace, divided)
+        divided = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
+        self.trace = divide_convolutions(self.trace, divided)
         self.scheduled = scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, homes=options.pages
         )
@@ -251,7 +251,7 @@ class Compiled:
             self.trace,
             plan,
             self.scheduled.numbers,
-            program=self.scheduled.in_operations(plan.program),
+            program=self.scheduled.to_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,
@@ -277,7 +277,7 @@ class Compiled:
         return (
             f"ram: {share(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
             f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
-            f"least ram={share(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+            f"least ram={share(min_budget_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
 
 
@@ -297,7 +297,7 @@ def _settled(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def _check_host(model: torch.nn.Module) -> None:
-    refuse_surroundings()
+    refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
         raise CaptureError(
             "autocast is on: use it inside of the model and the loss, and compile outside of it"
@@ -326,7 +326,7 @@ def _costs(
     if folder is not None:
         make_folder(folder)
     profile = known.profile(
-        traced, folder, partial(measure, traced, folder=folder, most_s=MEASURING_S)
+        traced, folder, partial(measure, traced, folder=folder, max_s=MEASURING_S)
     )
     return profile.costs, profile, profile.notes
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from poetmodel.errors import InputError, listed
-from poetmodel.torch.capturing.inputs import loss_in
+from poetmodel.torch.capturing.inputs import find_loss
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.wrapping import (
@@ -169,7 +169,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 f"{name}: training_step returned None, and a compiled step cannot be left out; "
                 "leave such batches out of the data, or return a loss of 0 that has a gradient"
             )
-        return {"loss": loss_in(name, returned) / every, "returned": returned, "logged": logged}
+        return {"loss": find_loss(name, returned) / every, "returned": returned, "logged": logged}
 
     @contextmanager
     def _attached(self, module: Any) -> Iterator[list[dict[str, Any]]]:

@@ -135,10 +135,10 @@ def test_every_operator_is_in_the_table():
 def test_gradients_cover_every_input_and_weight(case):
     """Every differentiable operand gets its gradient, by a node or passed on; weights too."""
     declared = CASES[case][0]
-    served = {part.of.name for part in declared.gradients if part.of is not None}
-    served |= {passed.name for passed in declared.passes}
+    served = {part.target.name for part in declared.gradients if part.target is not None}
+    served |= {passed.name for passed in declared.same_gradient_inputs}
     assert {operand.name for operand in declared.inputs} - served <= {"ids", "labels", "m"}
-    assert sum(part.of is None for part in declared.gradients) == bool(declared.weights)
+    assert sum(part.target is None for part in declared.gradients) == bool(declared.weights)
     assert not any(part.workspace_bytes for part in (declared, *declared.gradients))
 
 
@@ -186,8 +186,8 @@ def test_flatten_is_the_same_tensor(image):
     assert flat.shape == (2, 105)
     assert (flat.name, flat.size, flat.bytes) == ("image", 210, 420)
     assert Weight(name="w", shape=(4, 3), item_bytes=4).bytes == 48
-    assert image.made("y", 4).bytes == 8
-    assert image.made("mask", 4, item_bytes=1).bytes == 4
+    assert image.new_value("y", 4).bytes == 8
+    assert image.new_value("mask", 4, item_bytes=1).bytes == 4
 
 
 def test_view_of_another_size_is_refused(image, told):

@@ -426,7 +426,7 @@ def test_masks_take_what_arithmetic_says(monkeypatch):
     the masks of the three layers before.
     """
     masks = chain("biases")
-    monkeypatch.setattr("poetmodel.graph.zoo.tape.masked", list)
+    monkeypatch.setattr("poetmodel.graph.zoo.tape.save_bit_masks", list)
     values = chain("biases")
     state = values.state_bytes
     assert checkpoint_all_peak_bytes(values) - state == 5 * 8192 + 256 + 8

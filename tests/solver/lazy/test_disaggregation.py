@@ -18,7 +18,7 @@ from kit.worked import comb_graph, in_time_problem
 from poetmodel.model.events import Events
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import checkpoint_all, simulate
 from poetmodel.solver.lazy.disaggregation import Disaggregation, GroupDecisions, disaggregate
 from poetmodel.solver.outcome import as_candidate
@@ -143,7 +143,7 @@ def points(numbers):
     for number in numbers:
         seed = f"placement-random/{number}"
         problem = scarce_problem(seed, (4, 9))
-        if obstacle(problem) is None:
+        if infeasibility_reason(problem) is None:
             rng = seeded(f"point of {seed}")
             rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
             relaxation = relaxation_of(problem, rows)

@@ -12,7 +12,7 @@ from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
@@ -96,7 +96,7 @@ def test_bounds_of_the_linear_phase_hold(part):
     raised = 0
     for number in part.of(range(25)):
         problem = scarce_problem(f"linear/{number}", (5, 9))
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             continue
         best = run_rounds(problem).value
         for first in (no_rows(problem), random_rows(seeded(f"first/{number}"), problem)):

@@ -11,7 +11,7 @@ from kit.relaxation import CLOSE, no_rows
 from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams, proof, prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
@@ -59,7 +59,7 @@ def with_deadlines(numbers, kind, n):
         seed = f"fastest-{kind}/{number}"
         counts = ("serial", "compute")[number % 2]
         problem = scarce_problem(seed, n, deadline_counts=counts)
-        if obstacle(problem) is None and has_fastest(problem):
+        if infeasibility_reason(problem) is None and has_fastest(problem):
             yield seed, problem
 
 

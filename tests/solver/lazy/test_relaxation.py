@@ -20,7 +20,7 @@ from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
@@ -36,7 +36,7 @@ def feasible(count, seed, n=(3, 5)):
     """Yield tight random problems that have a schedule, with their least value."""
     for number in range(count):
         problem = scarce_problem(f"{seed}/{number}", n)
-        best = None if obstacle(problem) is not None else optimum(problem)
+        best = None if infeasibility_reason(problem) is not None else optimum(problem)
         if best is not None:
             yield problem, best.value - problem.objective.baseline
 
@@ -156,7 +156,7 @@ def test_cuts_become_rows():
     """A form with cuts has one more row for each, at least its right-hand side."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
-    cut = Cut.of([(1.0, column)], lower=1.0, origin=ORIGIN, in_bytes=False)
+    cut = Cut.from_terms([(1.0, column)], lower=1.0, origin=ORIGIN, in_bytes=False)
     form = relaxation.with_cuts([cut])
     assert form.n_rows == relaxation.form.n_rows + 1
     assert form.row_lower[-1] == 1.0

@@ -13,7 +13,7 @@ from poetmodel.backends.protocol import BackendProgress
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.process import WorkerProcess
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
@@ -245,7 +245,7 @@ def test_a_start_changes_no_value(part, minimize):
     count = 0
     for number in part.of(range(15)):
         problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)
-        schedule = None if obstacle(problem) is not None else construct(problem)
+        schedule = None if infeasibility_reason(problem) is not None else construct(problem)
         if schedule is None:
             continue
         count += 1

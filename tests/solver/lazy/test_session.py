@@ -11,7 +11,7 @@ from kit.rotation import parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
@@ -115,7 +115,7 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
     found = 0
     for number in part.of(range(25)):
         problem = scarce_problem(f"search/{number}", (5, 9))
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             continue
         best = run_rounds(problem).value
         session = session_of(problem)

@@ -14,16 +14,21 @@ from kit.rotation import parts
 from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
 from poetmodel.problem import Constraint, Problem
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
-from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
+from poetmodel.solver.sensitivity.conflict import (
+    Conflict,
+    conflicting_rows,
+    find_conflict,
+    find_minimal,
+)
 from poetmodel.solver.sensitivity.remedies import constraint_name, stated_limits, without_limits
 
 
@@ -157,7 +162,7 @@ def test_sentences_about_ram():
     sources = [operation(f"s{i}", output_bytes=4) for i in range(3000)]
     sink = operation("sink", output_bytes=4, inputs=tuple(node.name for node in sources))
     graph = Graph(name="wide", nodes=(*sources, sink))
-    sentence = obstacle(Problem(graph, even_costs(graph), ram=8))
+    sentence = infeasibility_reason(Problem(graph, even_costs(graph), ram=8))
     assert len(sentence) < 300
     assert "s0 (4 B), s1 (4 B)" in sentence
     assert "and 2,996 more" in sentence
@@ -242,8 +247,9 @@ def at_most(rows, upper):
 def test_rows_that_contradict_are_found(rows, upper, conflict):
     """Each of them is needed: the others have a point. Without time nothing is claimed."""
     form = at_most(rows, upper)
-    assert conflicting_rows(form, time_limit=10) == conflict
-    assert conflicting_rows(form, time_limit=0) == []
+    found = conflicting_rows(form, time_limit=10)
+    assert found == (Conflict(needed=conflict) if conflict else None)
+    assert conflicting_rows(form, time_limit=0) is None
 
 
 def test_no_added_constraint_is_blamed_where_none_takes_part():
@@ -365,7 +371,7 @@ def test_json_has_what_is_in_conflict_and_the_nearest_limit():
     """Names of rows beside limits in words; a change says which limit of a row.
 
     A rule that takes no part is not in the reason; a limit that nothing keeps is the reason.
-    Without time everything stays in conflict, and is not called irreducible.
+    Without time every member stays in the set, and none is called needed.
     """
     found = explained(with_rows(WEAR, recompute=False)).to_dict()
     assert found["constraints"] == ["wear"]
@@ -382,8 +388,8 @@ def test_json_has_what_is_in_conflict_and_the_nearest_limit():
     assert "idle" not in late["reason"]
     small = explained(with_rows(idle, ram=11))
     assert small.reason in small.obstacles
-    found, irreducible = find_conflict(with_rows(WEAR, idle), time_limit=0)
-    assert (irreducible, len(found)) == (False, 3)
+    found = find_conflict(with_rows(WEAR, idle), time_limit=0)
+    assert (found.needed, len(found.unchecked)) == ([], 3)
 
 
 def test_rows_are_left_out_and_named_as_a_whole():
@@ -426,6 +432,55 @@ def test_ctrl_c_ends_the_search(monkeypatch):
     assert len(calls) == 1
 
 
+def undecided_after(monkeypatch, solves):
+    """Let the search for a conflict decide in its first solves alone, as if time ended then.
+
+    Later solves end without an answer, or with the error of a time that is over.
+    """
+    left = iter(range(solves))
+
+    def limited_solve(problem, **options):
+        result = solve(problem, **options)
+        if next(left, None) is not None:
+            return result
+        if solves % 2:
+            raise TimeLimitError("the time limit has passed")
+        return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
+
+    monkeypatch.setattr(conflict, "solve", limited_solve)
+
+
+@pytest.mark.parametrize("solves", range(6))
+def test_no_harmless_constraint_is_named_when_time_ends(monkeypatch, solves):
+    """Constraints that were not shown to take part are named apart, wherever the search ends."""
+    rows = [WEAR, *(upper(f"once[{name}]", 0, **{f"recomputations__{name}": 1}) for name in "ab")]
+    rows.insert(1, upper("harmless", 100, bytes_written=1))
+    result = solve(with_rows(*rows, upper("idle", 100, energy_j=1)))
+    undecided_after(monkeypatch, solves)
+    found = explain_infeasible(result)
+    needed, unchecked = {"wear", "once[...]"}, set(found.unchecked)
+    assert set(found.rows) <= needed | {"once[a]"}
+    if not unchecked:
+        assert {row.partition("[")[0] for row in found.rows} == {"wear", "once"}
+    named = [*found.sentences(), found.reason]
+    told = [sentence for sentence in named if "harmless" in sentence or "idle" in sentence]
+    apart = [sentence for sentence in named if sentence.startswith("not checked in time")]
+    assert set(told) <= set(apart)
+    assert len(apart) == (len(unchecked) > 0)
+    assert found.to_dict()["unchecked"] == list(found.unchecked)
+
+
+def test_a_conflict_is_minimal_where_all_is_decided_and_honest_where_not():
+    """Members 2 and 5 conflict; without member 3 nothing is decided."""
+    assert find_minimal(lambda kept: {2, 5} <= set(kept), list(range(8))) == Conflict(needed=[2, 5])
+
+    def conflicts(kept):
+        return {2, 5} <= set(kept) if 3 in kept else None
+
+    found = find_minimal(conflicts, list(range(8)))
+    assert (found.needed, found.unchecked) == ([2, 5], [3])
+
+
 def limited(problem, remedy, limit):
     """Return a problem with another limit for the row that a remedy is about."""
     changed = [
@@ -447,8 +502,9 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact():
         if optimum(problem) is not None:
             continue
         infeasible += 1
-        found, irreducible = find_conflict(problem, time_limit=20)
-        assert irreducible
+        conflicting = find_conflict(problem, time_limit=20)
+        assert not conflicting.unchecked
+        found = conflicting.needed
         rows = {row for each in found if isinstance(each, tuple) for row in each}
         others = [each for each in stated_limits(problem) if each not in found]
         others += [(row,) for row in problem.constraints if row not in rows]

@@ -1,47 +1,48 @@
-"""Training graphs of known models, by reverse-mode differentiation of their operators.
+"""Training graphs of known networks, by reverse-mode differentiation of their operators.
 
-`MODELS` has them by their public names. A model of one's own is a `Tape` and operators of
+`MODELS` maps public names to functions. To build another network, use a `Tape` and the operators of
 `poetmodel.graph.zoo.operators`.
 
 Notes
 -----
-What the figures mean:
+How metrics are counted:
 
 - A multiply-accumulate is 2 FLOP. Every other addition, multiplication, comparison, division and
   elementary function is 1. `Graph.forward_macs` counts convolutions, linear layers and matrix
   products of the forward pass.
-- ``bytes_moved`` is the least traffic: each tensor and weight that an operator reads, once, and
-  each that it writes, once.
-- Workspace is 0: kernels are taken to be direct ones, which no operator here forbids.
-- Without `state`, weights, their gradients and the optimizer's state are resident and no tensors.
-  A weight gradient has a node that outputs 0 bytes and writes the resident buffer. Running
+- ``bytes_moved`` is the minimum traffic: each tensor and weight that an operator reads or writes,
+  counted once.
+- Workspace is 0: kernels are assumed to be direct ones, which exist for every operator here.
+- Without `state`, weights, their gradients and the optimizer's state are resident bytes, not
+  tensors. A weight gradient has a node that outputs 0 bytes and writes the resident buffer. Running
   statistics of batch norm are not counted.
-- A flatten, reshape, or split into heads is a view: the same tensor under another shape, without
-  a node. Nothing is computed in place without `in_place`.
-- Masks are 1 byte an element, places in a pooling window 1 byte, labels and token ids 4 bytes;
-  statistics and the loss are single precision whatever the element type is.
-- The order is forward pass, loss, backward pass from the last operator to the first; of one
-  operator the weight gradient comes first, after which its input may go.
-- Samples and labels come once: their nodes are not recomputable. Labels come right before the
+- A flatten, reshape, or split into heads is a view: the same tensor with another shape, without a
+  node. No operator works in place without `in_place`.
+- Masks have 1 byte per element, positions in a pooling window 1 byte, labels and token ids 4 bytes;
+  statistics and the loss are single precision for every element type.
+- The order is forward pass, loss, backward pass from the last operator to the first. For each
+  operator, the weight gradient precedes the input gradient, so that the input can be freed.
+- Samples and labels arrive once: their nodes are not recomputable. Labels arrive right before the
   loss.
 
-What is different with `state`:
+Differences with `state`:
 
-- Every parameter, every moment of the optimizer and every running statistic is a state tensor, in
-  front of its first reader, and every weight gradient a tensor with its bytes. Nothing is resident.
-- Of one operator the input gradient comes first, since it reads the weight. Then each weight
-  gradient is followed by its update, so that a weight and its gradient are soon done with. Of a
-  weight that several operators share, the gradients are summed and the update follows the last.
-- The backward of a norm is one node with all its gradients: they need the same sums.
-- A node after each batch norm renews its running statistics from the statistics of the batch. The
-  batch norm reads none of them and so may be computed again; the renewal may not.
+- Every parameter, every moment of the optimizer and every running statistic is a state tensor,
+  placed before its first reader. Every weight gradient is a tensor with its bytes. No bytes are
+  resident.
+- For each operator, the input gradient comes first, since it reads the weight. Then the update
+  follows each weight gradient, so that weight and gradient are needed only briefly. If several
+  operators share a weight, the gradients are summed and the update follows the last.
+- The backward of a norm is one node with all its gradients, which need the same sums.
+- A node after each batch norm updates the running statistics from the batch statistics. The batch
+  norm does not read running statistics, so it is recomputable; the update of the statistics is not.
 - A batch norm whose weight is not trained normalizes with its running statistics, as in
   evaluation. With ``state="frozen"`` the graph is the forward pass and the loss.
-- ``train="last-N"`` counts operators with weights but norms, which belong to what is before them.
-- Tiles split weights, their gradients and moments alone: the forward pass and the gradient of the
-  input read all tiles of a layer in one node, so that its weight is in RAM whole at that step,
-  unless the core can read it on storage. The learning rate and the number of the step are no
-  tensors.
+- ``train="last-N"`` counts operators with weights except norms; a norm belongs to the operator
+  before it.
+- Tiles split only weights, their gradients and moments. The forward pass and the input gradient
+  read all tiles of a layer in one node, so the whole weight is in RAM at that step, unless the core
+  can read it from storage. Learning rate and step count are not tensors.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ MODELS: Final[Mapping[str, Callable[..., Graph]]] = MappingProxyType(
         "autoencoder": autoencoder,
     }
 )
-"""The models by their public names, each a function of keyword arguments."""
+"""Functions that build the networks, by public name; all arguments are keywords."""
 
 __all__ = [
     "MODELS",

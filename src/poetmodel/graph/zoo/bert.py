@@ -1,4 +1,4 @@
-"""BERT and its building block, the transformer encoder; both also take `TapeOptions`."""
+"""BERT and its building block, the transformer encoder; both also accept `TapeOptions`."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def bert_base(
     """Return BERT-base, uncased: 12 blocks of 768 features, 12 heads, 3072 in the feed-forward.
 
     Embeddings, encoder and pooler have 109,482,240 parameters. The classification head adds
-    ``769 * classes``; the MLM head has no pooler, but a transform and the decoder, whose weight is
-    the word embedding, 109,514,298 parameters in all.
+    ``769 * classes``. The MLM head has no pooler, but a transform and a decoder whose weight is the
+    word embedding: 109,514,298 parameters in all.
 
-    A sample has at most 512 tokens. All are attended to, so there is no attention mask. Dropout is
-    in embeddings, attention, both residual branches and classification head.
+    A sample has at most 512 tokens. Every token attends to all tokens, so there is no attention
+    mask. Dropout is in embeddings, attention, both residual branches and the classification head.
 
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
@@ -87,7 +87,7 @@ def transformer(
     """Return a BERT of one block, or of any size: embeddings, blocks, pooler, classification head.
 
     `seq_len` is also the number of positions that have an embedding. A block has `hidden` features,
-    which its attention heads divide, and `feedforward` inner ones.
+    divided among its `heads`, and `feedforward` inner features.
     """
     counts = {
         "blocks": blocks,
@@ -103,7 +103,7 @@ def transformer(
 
 
 def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
-    """Add embeddings and blocks."""
+    """Record embeddings and encoder blocks; return the last block's output."""
     if seq_len > sizes.positions:
         raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")
     if sizes.hidden % sizes.heads:
@@ -127,7 +127,7 @@ def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
 
 
 def _block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Add attention and feed-forward, each with its residual and layer norm."""
+    """Record attention and feed-forward, each with its residual connection and layer norm."""
     y = _attention(tape, f"{name}.attention", x, sizes)
     x = _residual(tape, f"{name}.attention", x, y, sizes)
     y = tape.record(linear(f"{name}.ffn.linear1", x, features=sizes.feedforward))
@@ -137,19 +137,19 @@ def _block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
 
 
 def _attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Add multi-head self-attention; splitting and merging heads are views."""
+    """Record multi-head self-attention; splitting and merging heads are views."""
     batch, length, hidden = x.shape
     query, key, value = (
-        tape.record(linear(f"{name}.{what}", x, features=hidden)).view(
+        tape.record(linear(f"{name}.{role}", x, features=hidden)).view(
             batch, sizes.heads, length, hidden // sizes.heads
         )
-        for what in ("query", "key", "value")
+        for role in ("query", "key", "value")
     )
     scores = tape.record(matmul(f"{name}.scores", query, key, transpose_right=True))
     scores = tape.record(scale(f"{name}.scale", scores))
-    shares = tape.record(softmax(f"{name}.softmax", scores))
-    shares = tape.drop(f"{name}.softmax.dropout", shares, rate=sizes.dropout)
-    context = tape.record(matmul(f"{name}.context", shares, value)).view(batch, length, hidden)
+    weights = tape.record(softmax(f"{name}.softmax", scores))
+    weights = tape.drop(f"{name}.softmax.dropout", weights, rate=sizes.dropout)
+    context = tape.record(matmul(f"{name}.context", weights, value)).view(batch, length, hidden)
     return tape.record(linear(f"{name}.output", context, features=hidden))
 
 
@@ -159,7 +159,7 @@ def _residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -> Value
 
 
 def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Graph:
-    """Add the pooler over each sample's first token and a linear classifier."""
+    """Record a pooler over each sample's first token and a classifier; return the graph."""
     first = tape.record(select("pooler.select", x))
     pooled = tape.record(linear("pooler.linear", first, features=sizes.hidden))
     pooled = tape.activate("pooler.tanh", pooled, "tanh")
@@ -168,7 +168,7 @@ def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Gra
 
 
 def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
-    """Add the MLM head: a transform and the decoder to scores over the vocabulary."""
+    """Record the MLM head (a transform, and a decoder to vocabulary scores); return the graph."""
     x = tape.record(linear("mlm.transform", x, features=sizes.hidden))
     x = tape.activate("mlm.gelu", x, "gelu")
     x = tape.record(layer_norm("mlm.norm", x))

@@ -1,4 +1,4 @@
-"""Statements of an operator about one use of it, and the shapes and sizes that it computes with."""
+"""Declarations: how one use of an operator computes, with its arrays, weights and gradients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from typing import Literal
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "int8": 1}
-"""Element types of activations, parameters and their gradients, and their sizes [B]."""
+"""Element sizes of activations, parameters and their gradients, by type [B]."""
 
 FLOAT_BYTES: Final = 4
-"""An element of what stays in single precision: statistics, the loss, optimizer moments [B]."""
+"""Element size of statistics, the loss and optimizer moments, always single precision [B]."""
 
 INDEX_BYTES: Final = 4
-"""A label or a token id [B]."""
+"""Size of a label or a token id [B]."""
 
 MASK_BYTES: Final = 1
-"""An element of a dropout mask [B]."""
+"""Element size of a dropout mask [B]."""
 
 _LARGEST_COUNT: Final = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """A name, a shape and an element type."""
+    """An array with a name, a shape and an element size."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,22 +51,25 @@ class Array:
 class Weight(Array):
     """A parameter tensor, or a statistic that outlives the step.
 
-    Two operators that name the same one share it. Without state in the graph it is resident and no
-    tensor; otherwise it is a state tensor.
+    Operators that name the same weight share it. It is a state tensor if the graph contains state,
+    else resident bytes.
     """
 
     trainable: bool = True
-    """Whether it is a parameter; a running statistic is none."""
+    """Whether it is a parameter; False for a running statistic."""
 
-    def tiles(self, largest: int) -> tuple[Weight, ...]:
-        """Return it in tiles of whole output channels, the first dimension, none over `largest` B.
+    def tiles(self, max_bytes: int) -> tuple[Weight, ...]:
+        """Split the weight along its output channels (first dimension) into tiles.
 
-        A channel that is larger is a tile of its own.
+        Tiles have at most `max_bytes` [B], in whole channels.
+
+        A channel larger than `max_bytes` is a tile by itself. Returns the weight alone if it is
+        small enough or has one channel.
         """
         channels = self.shape[0]
-        if self.bytes <= largest or channels == 1:
+        if self.bytes <= max_bytes or channels == 1:
             return (self,)
-        channels_per_tile = max(1, largest // (self.bytes // channels))
+        channels_per_tile = max(1, max_bytes // (self.bytes // channels))
         return tuple(
             replace(
                 self,
@@ -79,13 +82,13 @@ class Weight(Array):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value(Array):
-    """A tensor of the graph, seen with one shape: batch first, channels before height and width.
+    """A tensor of the graph with a shape: batch first, channels before height and width.
 
     A view has the name of the tensor that it views.
     """
 
     def view(self, *shape: int) -> Value:
-        """Return the same tensor with another shape; no node, no copy, and so for its gradient."""
+        """Return a view with another shape: same tensor, no node, no copy; so its gradient."""
         if prod(shape) != self.size:
             raise InputError(
                 f"{self.name}: a view of shape {self.shape} cannot have the shape {shape}"
@@ -93,16 +96,16 @@ class Value(Array):
         return replace(self, shape=shape)
 
     def flatten(self) -> Value:
-        """Return the view with one row per sample."""
+        """Return a view with one row per sample."""
         return self.view(self.shape[0], prod(self.shape[1:]))
 
-    def made(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
-        """Return a new tensor, of this one's element type unless another size is given."""
+    def new_value(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
+        """Return a value of another tensor; `item_bytes` defaults to that of this one."""
         return Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
 
 
 def require_counts(**counts: object) -> None:
-    """Raise with every option of a model that is no whole number from 1 to a million."""
+    """Raise `GraphError` unless every argument is an integer from 1 to a million."""
     faults = [
         f"{name}: expected a whole number from 1 to {_LARGEST_COUNT}, got {count!r}"
         for name, count in counts.items()
@@ -114,45 +117,43 @@ def require_counts(**counts: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """One part of an operator's backward: the gradient of one input, or of a weight.
+    """One part of an operator's backward pass: the gradient of one input or weight.
 
-    Every part reads the gradient of the operator's result; that is not stated.
+    Every part also reads the gradient of the operator's result, which is not listed.
     """
 
     part: str
-    """``input``, ``weight``, ``left``, ...: ends the names of the node and of its operation.
+    """``input``, ``weight``, ``left``, ...: suffix of the names of the node and of its operation.
 
-    That of a tile ends in the tile's number, ``weight.2``.
-    """
-    of: Value | Weight | None
-    """Weight that it is the gradient of; None for all weights of the operator together."""
+    For a tile, it ends in the tile's number: ``weight.2``."""
+    target: Value | Weight | None
+    """Input or weight that it is the gradient of; None for all weights of the operator together."""
     saved: tuple[Value, ...] = ()
     """Tensors of the forward pass that it reads."""
     reads: tuple[Weight, ...] = ()
     """Weights that it reads."""
     flops: int = 0
     """Work [FLOP]."""
-    spared: tuple[tuple[str, int], ...] = ()
-    """FLOP saved in one node with another part, by the name of that [FLOP]."""
+    shared_flops: tuple[tuple[str, int], ...] = ()
+    """FLOP saved if one node also computes another part, as pairs (name of that part, FLOP)."""
     workspace_bytes: int = 0
-    """Memory only while it runs [B]."""
+    """Memory needed only during its execution [B]."""
     added_bytes_moved: int | None = None
-    """Traffic of adding the gradient to its buffer [B]; None: it is written once."""
+    """Traffic of adding the gradient to its buffer [B]; None if it is written once."""
     in_place: bool = False
-    """Whether it may take over the memory of what it reads first.
+    """Whether it may overwrite the first tensor that it reads.
 
-    That is the arriving gradient, and of a loss the first tensor saved.
-    """
+    That is the incoming gradient; for a loss, the first saved tensor."""
 
     @property
     def kind(self) -> str:
-        """The part without the number of a tile."""
+        """`part` without the number of a tile."""
         return self.part.partition(".")[0]
 
     @property
     def weight_bytes_moved(self) -> int:
-        """Traffic to the weights and to the buffer of their gradients [B]."""
-        written = self.of.bytes if isinstance(self.of, Weight) else 0
+        """Traffic to weights and to the buffer of their gradients [B]."""
+        written = self.target.bytes if isinstance(self.target, Weight) else 0
         if self.added_bytes_moved is not None:
             written = self.added_bytes_moved
         return written + sum(weight.bytes for weight in self.reads)
@@ -165,34 +166,34 @@ class Declaration:
     name: str
     """Name of the forward node."""
     op: str
-    """Name of the forward node; those of the backward nodes begin with it."""
+    """Operator of the forward node; prefix of the operators of the backward nodes."""
     outputs: tuple[Value, ...]
-    """The result first; only that has a gradient, the others are kept for the backward pass."""
+    """Result first; only the result has a gradient. The backward pass reads the other outputs."""
     inputs: tuple[Value, ...] = ()
     weights: tuple[Weight, ...] = ()
     macs: int = 0
     """Multiply-accumulates of a convolution or matrix product; 2 FLOP each."""
     other_flops: int = 0
-    """Work beside `macs` [FLOP]."""
+    """Work in addition to `macs` [FLOP]."""
     workspace_bytes: int = 0
-    """Memory only while the forward node runs [B]."""
+    """Memory needed only during the forward node [B]."""
     weight_bytes_moved: int | None = None
-    """Traffic of the forward node to its weights [B]; None: each is read once."""
+    """Traffic of the forward node to its weights [B]; None if each is read once."""
     parts: tuple[Gradient, ...] = ()
-    """The parts of the backward, one for each input and weight that has a gradient."""
+    """The parts of the backward pass, one for each input and weight that has a gradient."""
     joint: bool = False
-    """Whether the parts need each other's sums, so that one kernel makes them all."""
-    passes: tuple[Value, ...] = ()
-    """Inputs whose gradient is that of the result, unchanged: no node, no copy."""
+    """Whether one kernel computes all parts, because they need the same sums."""
+    same_gradient_inputs: tuple[Value, ...] = ()
+    """Inputs whose gradient equals that of the result: no node, no copy."""
     in_place: Value | None = None
-    """The output that may take over the memory of the first input."""
+    """The output that may overwrite the first input."""
     running: tuple[Weight, ...] = ()
-    """Running statistics that the statistics of the batch, all outputs but the result, renew."""
-    evaluated: Declaration | None = None
-    """Replacement if its first weight is not trained."""
+    """Running statistics, updated from the batch statistics (all outputs except the result)."""
+    untrained_variant: Declaration | None = None
+    """Declaration that replaces this one if its first weight is not trained."""
     phase: Phase = Phase.FORWARD
     recomputable: bool = True
-    """Whether the forward node gives the same again."""
+    """Whether executing the forward node again gives the same values."""
 
     @property
     def flops(self) -> int:
@@ -201,30 +202,33 @@ class Declaration:
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
-        """The parts of the backward with those of all weights as one, in the best order.
+        """Parts of the backward pass for graphs without state: one part for all weights together.
 
-        The weights come first, after which the input may go.
+        The part of the weights comes first, so that the input can be freed after it.
         """
-        of_weights = [part for part in self.parts if isinstance(part.of, Weight)]
-        of_values = [part for part in self.parts if not isinstance(part.of, Weight)]
+        of_weights = [part for part in self.parts if isinstance(part.target, Weight)]
+        of_values = [part for part in self.parts if not isinstance(part.target, Weight)]
         if not of_weights:
             return tuple(of_values)
-        together = Gradient(
+        weights_part = Gradient(
             part="weight",
-            of=None,
+            target=None,
             saved=tuple(dict.fromkeys(value for part in of_weights for value in part.saved)),
             flops=sum(part.flops for part in of_weights),
             workspace_bytes=max(part.workspace_bytes for part in of_weights),
             added_bytes_moved=sum(part.weight_bytes_moved for part in of_weights),
         )
         names = {part.part for part in of_weights}
-        spared = [
-            (("weight", sum(flops for name, flops in part.spared if name in names)),)
+        shared_flops = [
+            (("weight", sum(flops for name, flops in part.shared_flops if name in names)),)
             for part in of_values
         ]
         return (
-            together,
-            *(replace(part, spared=less) for part, less in zip(of_values, spared, strict=True)),
+            weights_part,
+            *(
+                replace(part, shared_flops=pairs)
+                for part, pairs in zip(of_values, shared_flops, strict=True)
+            ),
         )
 
 
@@ -236,9 +240,10 @@ def window_grid(
     stride: int,
     padding: int | Literal["same"],
 ) -> tuple[int, int]:
-    """Return height and width of what a window gives that slides over an image.
+    """Return height and width of the output of a window that slides over an image.
 
-    Padding ``"same"`` is as much as leaves one position for every `stride` pixels, as in Keras.
+    Padding ``"same"`` gives one position per `stride` pixels, rounded up, as in Keras. Raises
+    `InputError` if the window exceeds the padded image.
     """
     height, width = image.shape[2:]
     if padding == "same":

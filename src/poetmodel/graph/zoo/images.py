@@ -1,7 +1,7 @@
-"""Models of images: the multi-layer perceptron, VGG-16, the residual networks and MobileNetV2.
+"""Networks for images: multi-layer perceptron, VGG-16, residual networks and MobileNetV2.
 
-`image_size` is the side of a square image, in colour unless its channels are given. `dropout` is a
-rate; 0 leaves its nodes out. Every model also takes the keys of `TapeOptions`.
+`image_size` is the side of a square image, with three channels unless stated otherwise. `dropout`
+is a rate; 0 omits the dropout nodes. Every function also accepts the keys of `TapeOptions`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mlp(
 
 
 _VGG_STAGES: Final = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
-"""Channels and number of the convolutions before each pooling."""
+"""Channels and number of convolutions before each pooling."""
 
 
 def vgg16(
@@ -60,11 +60,11 @@ def vgg16(
 ) -> Graph:
     """Return VGG-16 (configuration D): 13 convolutions, then layers of 4096, 4096 and `classes`.
 
-    The first linear layer takes the last feature map as it is: 7 x 7 for an image of 224, so
-    138,357,544 parameters with 1000 classes.
+    The first linear layer reads the last feature map without further pooling: 7 x 7 for an image of
+    224, so 138,357,544 parameters with 1000 classes.
 
-    Its images have at least 32 x 32 pixels. With `batch_norm` one follows each convolution; dropout
-    is before the second and third linear layer.
+    Images have at least 32 x 32 pixels. `batch_norm` adds a batch norm after each convolution.
+    Dropout follows the first and second linear layer.
 
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
     recognition", ICLR 2015, table 1, arXiv:1409.1556.
@@ -74,14 +74,14 @@ def vgg16(
     x = tape.image(image_size)
     for stage, (channels, convolutions) in enumerate(_VGG_STAGES, start=1):
         for number in range(1, convolutions + 1):
-            here = f"{stage}_{number}"
+            suffix = f"{stage}_{number}"
             convolution = operators.conv2d(
-                f"conv{here}", x, channels=channels, kernel=3, padding=1, bias=True
+                f"conv{suffix}", x, channels=channels, kernel=3, padding=1, bias=True
             )
             x = tape.record(convolution)
             if batch_norm:
-                x = tape.record(operators.batch_norm(f"bn{here}", x))
-            x = tape.activate(f"relu{here}", x)
+                x = tape.record(operators.batch_norm(f"bn{suffix}", x))
+            x = tape.activate(f"relu{suffix}", x)
         x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
     x = x.flatten()
     for number in (6, 7):
@@ -101,8 +101,8 @@ def vgg16_cifar(
 ) -> Graph:
     """Return `vgg16` for CIFAR-10, with the head of the original: 512-4096-4096-`classes`.
 
-    The five poolings leave one pixel of 512 channels from an image of 32, so 33,638,218
-    parameters with 10 classes. (Some variants elsewhere have a single linear layer as their head.)
+    The five poolings reduce an image of 32 pixels to one pixel of 512 channels, so 33,638,218
+    parameters with 10 classes. (Variants published elsewhere have a single linear layer as head.)
     """
     graph = vgg16(
         image_size=image_size, classes=classes, batch_norm=batch_norm, dropout=dropout, **options
@@ -115,8 +115,7 @@ _WIDTHS: Final = (64, 128, 256, 512)
 
 _BASIC: Final = ((3, 1, True), (3, 1, False))
 _BOTTLENECK: Final = ((1, 1, False), (3, 1, True), (1, 4, False))
-"""Convolutions of a block: kernel, channels over those of the stage, and whether it has the
-stride."""
+"""Convolutions of a block: kernel, factor on the stage's channels, and whether it is strided."""
 
 
 def resnet18(
@@ -145,7 +144,7 @@ def resnet18_cifar(
 def resnet50(
     *, image_size: int = 224, classes: int = 1000, **options: Unpack[TapeOptions]
 ) -> Graph:
-    """Return ResNet-50 with the stride in the 3 x 3 convolutions ("v1.5", as torchvision has it).
+    """Return ResNet-50 with the stride in the 3 x 3 convolutions ("v1.5", as in torchvision).
 
     It has 25,557,032 parameters with 1000 classes.
     """
@@ -180,7 +179,7 @@ def _resnet(
 def _block(
     tape: Tape, name: str, x: Value, width: int, stride: int, convolutions: Convolutions
 ) -> Value:
-    """Add convolutions and a skip connection, which is projected where the shape changes."""
+    """Record convolutions and a skip connection, projected if the shape changes; return the sum."""
     y = x
     for number, (kernel, expansion, strided) in enumerate(convolutions, start=1):
         if number > 1:
@@ -231,7 +230,7 @@ def mobilenetv2_035(
     """Return `mobilenetv2` of width 0.35, by default on 48 x 48 images with 10 classes.
 
     It has 408,938 parameters then, and 1,677,128 with 1000 classes. Channels are multiples of 8, as
-    in the published code, and the last layer keeps its 1280.
+    in the published code; the last layer has 1280 channels at any width.
     """
     return _mobilenetv2("mobilenetv2-035", 0.35, image_size, classes, dropout, **options)
 
@@ -244,20 +243,20 @@ def _mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Return a network with its channels times `width`; the last layer has 1280 all the same."""
+    """Return a MobileNetV2 with all channels times `width`, except the last layer's 1280."""
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
     x = _conv_bn_relu6(
         tape,
         "features.first",
         tape.image(image_size),
-        channels=_scaled(32, width),
+        channels=_scale_channels(32, width),
         kernel=3,
         stride=2,
     )
     number = 0
-    for expansion, whole, blocks, first_stride in _MOBILENET_STAGES:
-        channels = _scaled(whole, width)
+    for expansion, full_channels, blocks, first_stride in _MOBILENET_STAGES:
+        channels = _scale_channels(full_channels, width)
         for block in range(blocks):
             number += 1
             stride = first_stride if block == 0 else 1
@@ -267,17 +266,17 @@ def _mobilenetv2(
     return tape.classify("classifier", tape.drop("drop", x, rate=dropout), classes=classes)
 
 
-def _scaled(channels: int, width: float) -> int:
-    """Return a share of channels, to the next multiple of 8 and no more than a tenth below it."""
-    wanted = channels * width
-    rounded = max(8, int(wanted + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * wanted else rounded
+def _scale_channels(channels: int, width: float) -> int:
+    """Return `channels` times `width`, rounded to a multiple of 8 but at most 10 % down."""
+    exact = channels * width
+    rounded = max(8, int(exact + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * exact else rounded
 
 
 def _inverted_residual(
     tape: Tape, name: str, x: Value, expansion: int, channels: int, stride: int
 ) -> Value:
-    """Add an inverted residual: expand, filter each channel, project without activation."""
+    """Record an inverted residual: expand, filter each channel, project without activation."""
     inner = expansion * x.shape[1]
     y = x
     if expansion > 1:

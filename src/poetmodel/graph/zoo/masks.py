@@ -1,6 +1,7 @@
-"""Activations in the backward pass of a partly trained network: bits, not values.
+"""Bit masks for the backward pass of partly trained networks.
 
-ReLU and ReLU6 pass a gradient or not, and dropout keeps an element or drops it: a bit says which.
+The gradients of ReLU and ReLU6 are multiplied by 0 or 1, like those of dropout. One bit per element
+suffices, so a packed mask is saved in place of the activation.
 """
 
 from __future__ import annotations
@@ -13,76 +14,81 @@ from poetmodel.graph.zoo.declaration import Declaration, Gradient, Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_PASSING: Final = ("relu", "relu6")
-"""Operators whose gradient asks of each element whether it passes."""
-_BITS: Final = 8
-"""In a byte."""
+_ON_OFF_ACTIVATIONS: Final = ("relu", "relu6")
+"""Operators whose derivative is 0 or 1 at each element."""
+_BITS_PER_BYTE: Final = 8
 
 
-def differentiable(recorded: Sequence[Declaration]) -> frozenset[str]:
-    """Return the tensors whose gradients are wanted: all that is computed with trained weights."""
-    wanted: set[str] = set()
+def values_with_gradient(recorded: Sequence[Declaration]) -> frozenset[str]:
+    """Return the names of values that need a gradient: those computed with trained weights."""
+    names: set[str] = set()
     for use in recorded:
-        trained = any(not isinstance(part.of, Value) for part in use.parts)
-        if trained or any(value.name in wanted for value in use.inputs):
-            wanted.add(use.outputs[0].name)
-    return frozenset(wanted)
+        trained = any(not isinstance(part.target, Value) for part in use.parts)
+        if trained or any(value.name in names for value in use.inputs):
+            names.add(use.outputs[0].name)
+    return frozenset(names)
 
 
-def masked(recorded: Sequence[Declaration]) -> list[Declaration]:
-    """Return operators that save bits where no gradient reads the values.
+def save_bit_masks(recorded: Sequence[Declaration]) -> list[Declaration]:
+    """Return the operators with bit masks saved wherever no gradient reads the values themselves.
 
-    The mask of an activation is a node of its own, right after it. Where a gradient of weights
-    reads the values, these are kept anyway, and there is no mask.
+    The mask of an activation is made by a node right after it. If a gradient of weights reads the
+    activation, its values are kept anyway, and no mask is added. Dropout masks are packed into
+    bits.
     """
-    drawn = {
-        use.outputs[0].name: _bits(use.outputs[0].name, use.outputs[0])
+    packed_masks = {
+        use.outputs[0].name: _bit_mask(use.outputs[0].name, use.outputs[0])
         for use in recorded
         if use.op == "dropout_mask"
     }
-    wanted = differentiable(recorded)
+    differentiated = values_with_gradient(recorded)
     readers: dict[str, set[str]] = {}
     for use in recorded:
-        for part in _wanted(use, wanted):
+        for part in _needed_gradients(use, differentiated):
             for value in part.saved:
                 readers.setdefault(value.name, set()).add(use.name)
     return [
         operator
         for use in recorded
-        for operator in _with_mask(_packed(use, drawn), readers.get(use.outputs[0].name))
+        for operator in _with_activation_mask(
+            _pack_dropout_mask(use, packed_masks), readers.get(use.outputs[0].name)
+        )
     ]
 
 
-def _wanted(use: Declaration, values: frozenset[str]) -> Iterator[Gradient]:
+def _needed_gradients(use: Declaration, differentiated: frozenset[str]) -> Iterator[Gradient]:
     for part in use.parts:
-        if not isinstance(part.of, Value) or part.of.name in values:
+        if not isinstance(part.target, Value) or part.target.name in differentiated:
             yield part
 
 
-def _bits(name: str, of: Value) -> Value:
-    return of.made(name, -(-of.size // _BITS), item_bytes=1)
+def _bit_mask(name: str, values: Value) -> Value:
+    return values.new_value(name, -(-values.size // _BITS_PER_BYTE), item_bytes=1)
 
 
-def _packed(use: Declaration, drawn: dict[str, Value]) -> Declaration:
-    """Return an operator whose masks of dropout are bits."""
+def _pack_dropout_mask(use: Declaration, packed_masks: dict[str, Value]) -> Declaration:
+    """Return the operator with packed dropout masks among its inputs and outputs."""
     return replace(
         use,
-        inputs=tuple(drawn.get(value.name, value) for value in use.inputs),
-        outputs=tuple(drawn.get(value.name, value) for value in use.outputs),
+        inputs=tuple(packed_masks.get(value.name, value) for value in use.inputs),
+        outputs=tuple(packed_masks.get(value.name, value) for value in use.outputs),
         parts=tuple(
-            replace(part, saved=tuple(drawn.get(value.name, value) for value in part.saved))
+            replace(part, saved=tuple(packed_masks.get(value.name, value) for value in part.saved))
             for part in use.parts
         ),
     )
 
 
-def _with_mask(use: Declaration, readers: set[str] | None) -> Iterator[Declaration]:
-    """Yield an operator and, if it is an activation that alone saves its result, its mask."""
-    if use.op not in _PASSING or readers != {use.name}:
+def _with_activation_mask(use: Declaration, readers: set[str] | None) -> Iterator[Declaration]:
+    """Yield an operator, followed by the node of its mask if it needs one.
+
+    An activation needs one if only its own backward node (`readers`) reads its result.
+    """
+    if use.op not in _ON_OFF_ACTIVATIONS or readers != {use.name}:
         yield use
         return
     result = use.outputs[0]
-    mask = _bits(f"{result.name}.mask", result)
+    mask = _bit_mask(f"{result.name}.mask", result)
     yield replace(use, parts=tuple(replace(part, saved=(mask,)) for part in use.parts))
     yield Declaration(
         name=mask.name, op="mask", inputs=(result,), outputs=(mask,), other_flops=result.size

@@ -1,9 +1,9 @@
-"""State in the graph: which weights are trained, in which tiles, and the nodes that hold and renew.
+"""State in the graph: trained weights, their tiles, and the nodes that hold and update state.
 
 Every weight, every moment of the optimizer and every running statistic is a state tensor, placed
-before its first reader. What replaces it is made by a node of its own, which cannot be computed
-again; all other nodes can, until what they read has been replaced. Where weights are outside of the
-graph, one node at the end of the step is the optimizer's update.
+before its first reader. A node of its own makes its replacement and is not recomputable. All other
+nodes are recomputable until state that they read is replaced. In graphs without state, one node at
+the end of the step is the optimizer's update.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRule:
-    """An optimizer, per parameter."""
+    """An optimizer's cost and state per parameter."""
 
     name: str
     flops: int
     """Work [FLOP]."""
     moments: tuple[str, ...] = ()
-    """Tensors kept from step to step, each a number in single precision."""
+    """State tensors per weight, with one single-precision number per parameter."""
 
     @property
     def state_bytes(self) -> int:
-        """State that stays from step to step [B]."""
+        """State per parameter [B]."""
         return FLOAT_BYTES * len(self.moments)
 
     def bytes_moved(self, item_bytes: int) -> int:
-        """Return the traffic [B]: gradient and weight read, weight written, moments both.
+        """Return the traffic per parameter [B]: read gradient, read and write weight and moments.
 
-        `item_bytes` is the size of a weight and of its gradient.
+        `item_bytes` is the size of a parameter and of its gradient.
         """
         return 3 * item_bytes + 2 * self.state_bytes
 
@@ -50,31 +50,31 @@ UPDATE_RULES: Final[Mapping[str, UpdateRule]] = {
     for rule in (
         # Scale the gradient and subtract it.
         UpdateRule(name="sgd", flops=2),
-        # Scale the momentum and add the gradient, then as above.
+        # Scale the momentum, add the gradient, then as in sgd.
         UpdateRule(name="momentum", flops=4, moments=("momentum",)),
         # Both moments 3 and 4; root, add epsilon, divide, scale, subtract 5.
         UpdateRule(name="adam", flops=12, moments=("first_moment", "second_moment")),
         # The first moment 3; scale the largest gradient, absolute value, add epsilon, compare 4;
         # divide, scale, subtract 3.
         UpdateRule(name="adamax", flops=10, moments=("first_moment", "infinity_norm")),
-        # As Adam, and the length of the average scales the step.
+        # As Adam; the rectification scales the step.
         UpdateRule(name="radam", flops=12, moments=("first_moment", "second_moment")),
     )
 }
 
 OPTIMIZERS: Final = {name: UPDATE_RULES[name] for name in ("sgd", "adam")}
-"""Those that a graph without state can end in."""
+"""Optimizers of graphs without state."""
 
 
 def update_node(
     optimizer: str, weight_gradients: Sequence[str], *, parameters: int, item_bytes: int
 ) -> Node:
-    """Return the node that updates all weights at the end of the step.
+    """Return the node that updates all weights at the end of a step without state in the graph.
 
-    It reads the 0-byte tensors that say that the gradient of a layer's weights is in its buffer,
-    and its output is 0 bytes: weights and state are resident. It is the last node and not
-    recomputable, so no operator can be recomputed with weights that are new already, and none is
-    updated twice. One node per layer needs weights that are tensors: see `StateTensors`.
+    It reads the 0-byte tensors that signal that the gradient of a layer's weights is in its buffer.
+    Its output has 0 bytes, since weights and optimizer state are resident. It is the last node and
+    not recomputable, so no operator is recomputed with updated weights, and no weight is updated
+    twice. One update per layer requires weights that are tensors: see `StateTensors`.
     """
     rule = OPTIMIZERS[optimizer]
     return Node(
@@ -90,35 +90,41 @@ def update_node(
 
 
 FROZEN: Final = "frozen"
-"""The state of a step that trains nothing."""
+"""The value of `state` for a step that trains no weight."""
 STATES: Final = (*UPDATE_RULES, FROZEN)
-"""Kinds of state in a step: that of an optimizer, or weights that are only read."""
+"""Values of `state`: an optimizer, or ``frozen`` for weights that are only read."""
 
 ALL: Final = "all"
-"""Trained parts by default."""
+"""The default of `train`: all weights."""
 _PATTERNS: Final = {ALL: "*", "biases": "*.bias"}
-"""The patterns of parameters that have a name."""
+"""Named values of `train`, with the patterns of parameter names that they stand for."""
 
-# Per channel: square and invert the deviation, subtract epsilon, unbias 4; blend both 6.
+# Per channel: square and invert the deviation, subtract epsilon, unbias 4; update averages 6.
 _RENEWAL_FLOPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """State of a step, its trained part, and its pieces."""
+    """Options of a step with state in its graph: optimizer, trained weights, tiles."""
 
     rule: UpdateRule | None
-    """The optimizer; None where nothing is trained."""
+    """The optimizer; None if no weight is trained."""
     train: str = ALL
     """``all``, ``last-N``, ``biases``, or a pattern of names of weights or layers."""
     tile_bytes: int | None = None
-    """Largest piece of a weight [B]; None for whole weights."""
+    """Maximum size of a tile of a weight [B]; None for whole weights."""
 
     @classmethod
-    def of(
+    def parse(
         cls, state: str | None, *, train: str | None, tile: str | int | None, optimizer: str | None
     ) -> StateOptions | None:
-        """Read the options of a model; None where it has no state in the graph."""
+        """Parse the options of a network; None if `state` is None.
+
+        Raises
+        ------
+        InputError
+            If an option is invalid or needs another value of `state`.
+        """
         if state is None:
             for name, given in (("train", train), ("tile", tile)):
                 if given is not None:
@@ -146,25 +152,34 @@ class StateOptions:
         tile_bytes = TileChoice.parse(tile).require_size()
         return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
-    def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:
-        """Return operators as they are with this state: trained in part, and in tiles."""
-        trained = self._trained(recorded)
-        return [self._in_tiles(_trained_part(operation, trained)) for operation in recorded]
+    def apply_to(self, recorded: Sequence[Declaration]) -> list[Declaration]:
+        """Return the operators with gradients of trained weights only and weights in tiles."""
+        trained = self._trained_weight_names(recorded)
+        return [
+            self._split_into_tiles(_without_untrained_gradients(operation, trained))
+            for operation in recorded
+        ]
 
-    def _trained(self, recorded: Sequence[Declaration]) -> frozenset[str]:
-        """Return the names of the weights that are trained."""
+    def _trained_weight_names(self, recorded: Sequence[Declaration]) -> frozenset[str]:
+        """Return the names of the weights that `train` selects.
+
+        Raises
+        ------
+        InputError
+            If `train` selects no weight, or the N of ``last-N`` exceeds the number of layers.
+        """
         layers = [operation for operation in recorded if operation.weights]
         if self.rule is None:
             return frozenset()
         start, _, count = self.train.partition("-")
         if start == "last" and count.isdecimal():
             # A norm belongs to the layer before it.
-            counted = [k for k, layer in enumerate(layers) if not layer.joint]
-            if not 1 <= int(count) <= len(counted):
+            starts = [k for k, layer in enumerate(layers) if not layer.joint]
+            if not 1 <= int(count) <= len(starts):
                 raise InputError(
-                    f"train: expected last-1 to last-{len(counted)}, got {self.train!r}"
+                    f"train: expected last-1 to last-{len(starts)}, got {self.train!r}"
                 )
-            layers = layers[counted[-int(count)] :]
+            layers = layers[starts[-int(count)] :]
             return frozenset(weight.name for layer in layers for weight in layer.weights)
         pattern = _PATTERNS.get(self.train, self.train)
         names = frozenset(
@@ -181,33 +196,35 @@ class StateOptions:
             )
         return names
 
-    def _in_tiles(self, declaration: Declaration) -> Declaration:
-        """Split weights, what reads them, and their gradients."""
+    def _split_into_tiles(self, declaration: Declaration) -> Declaration:
+        """Return the operator with its weights and their gradients in tiles."""
         if self.tile_bytes is None:
             return declaration
         return replace(
             declaration,
-            weights=tuple(tile for weight in declaration.weights for tile in self._tiles(weight)),
-            parts=tuple(tile for part in declaration.parts for tile in self._tiles_of(part)),
+            weights=tuple(
+                tile for weight in declaration.weights for tile in self._weight_tiles(weight)
+            ),
+            parts=tuple(tile for part in declaration.parts for tile in self._gradient_tiles(part)),
         )
 
-    def _tiles(self, weight: Weight) -> tuple[Weight, ...]:
+    def _weight_tiles(self, weight: Weight) -> tuple[Weight, ...]:
         return (weight,) if self.tile_bytes is None else weight.tiles(self.tile_bytes)
 
-    def _tiles_of(self, part: Gradient) -> list[Gradient]:
-        reads = tuple(tile for weight in part.reads for tile in self._tiles(weight))
-        if not isinstance(part.of, Weight):
+    def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
+        reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
+        if not isinstance(part.target, Weight):
             return [replace(part, reads=reads)]
-        tiles = self._tiles(part.of)
+        tiles = self._weight_tiles(part.target)
         if len(tiles) == 1:
             return [replace(part, reads=reads)]
-        flops = _shares(part.flops, tiles)
-        added = _shares(part.added_bytes_moved or 0, tiles)
+        flops = _split_amount(part.flops, tiles)
+        added = _split_amount(part.added_bytes_moved or 0, tiles)
         return [
             replace(
                 part,
                 part=f"{part.part}.{number}",
-                of=tile,
+                target=tile,
                 reads=reads,
                 flops=flops[number],
                 added_bytes_moved=None if part.added_bytes_moved is None else added[number],
@@ -216,39 +233,40 @@ class StateOptions:
         ]
 
 
-def _shares(whole: int, tiles: Sequence[Weight]) -> list[int]:
-    """Return the shares of tiles in an amount, by their channels; their sum is the amount."""
+def _split_amount(whole: int, tiles: Sequence[Weight]) -> list[int]:
+    """Divide an amount among tiles in proportion to their channels; the integers sum to `whole`."""
     ends = list(accumulate((tile.shape[0] for tile in tiles), initial=0))
     return [whole * end // ends[-1] - whole * first // ends[-1] for first, end in pairwise(ends)]
 
 
-def _trained_part(declaration: Declaration, trained: frozenset[str]) -> Declaration:
-    """Return an operator without the gradients of weights that are not trained.
+def _without_untrained_gradients(declaration: Declaration, trained: frozenset[str]) -> Declaration:
+    """Return an operator without gradients of untrained weights, input gradients first.
 
-    Gradients of inputs come first: they read weights that the update would replace.
+    Input gradients precede weight gradients because they read weights that the update replaces. A
+    batch norm whose weight is untrained becomes its `untrained_variant`.
     """
-    if declaration.evaluated is not None and declaration.weights[0].name not in trained:
-        declaration = declaration.evaluated
-    of_values = [part for part in declaration.parts if isinstance(part.of, Value)]
+    if declaration.untrained_variant is not None and declaration.weights[0].name not in trained:
+        declaration = declaration.untrained_variant
+    of_values = [part for part in declaration.parts if isinstance(part.target, Value)]
     of_weights = [
         part
         for part in declaration.parts
-        if isinstance(part.of, Weight) and part.of.name in trained
+        if isinstance(part.target, Weight) and part.target.name in trained
     ]
     return replace(declaration, parts=(*of_values, *of_weights))
 
 
 class StateTensors:
-    """Make the nodes that hold state tensors and that replace them."""
+    """Makes the nodes that hold state tensors and the nodes that replace them."""
 
     def __init__(self, rule: UpdateRule | None) -> None:
         self._rule = rule
-        self._held: set[str] = set()
+        self._names_with_node: set[str] = set()
 
-    def hold(self, *weights: Weight, op: str = "parameter") -> list[Node]:
-        """Return the nodes of those state tensors that have none yet."""
-        new = [weight for weight in weights if weight.name not in self._held]
-        self._held.update(weight.name for weight in new)
+    def add_missing(self, *weights: Weight, op: str = "parameter") -> list[Node]:
+        """Return new nodes that hold those `weights` for which no node was made earlier."""
+        new = [weight for weight in weights if weight.name not in self._names_with_node]
+        self._names_with_node.update(weight.name for weight in new)
         return [
             Node(
                 name=weight.name,
@@ -259,8 +277,12 @@ class StateTensors:
             for weight in new
         ]
 
-    def update(self, name: str, gradients: Sequence[tuple[Weight, str]]) -> list[Node]:
-        """Return the update of weights whose gradients have these names, after its moments."""
+    def update_nodes(self, name: str, gradients: Sequence[tuple[Weight, str]]) -> list[Node]:
+        """Return a node that updates weights from their gradients, after nodes of missing moments.
+
+        `gradients` pairs each weight with the name of its gradient. Returns [] if no weight is
+        trained.
+        """
         rule = self._rule
         if rule is None:
             return []
@@ -276,15 +298,19 @@ class StateTensors:
             op=f"{rule.name}_update",
             phase=Phase.UPDATE,
             inputs=(*(gradient for _, gradient in gradients), *(tensor.name for tensor in state)),
-            outputs=tuple(map(_replacement, state)),
+            outputs=tuple(map(_replacement_tensor, state)),
             flops=rule.flops * size,
             recomputable=False,
             bytes_moved=rule.bytes_moved(gradients[0][0].item_bytes) * size,
         )
-        return [*self.hold(*moments, op="moment"), update]
+        return [*self.add_missing(*moments, op="moment"), update]
 
-    def renew(self, declaration: Declaration) -> list[Node]:
-        """Return the nodes that renew the running statistics of an operator, if it has any."""
+    def renewal_nodes(self, declaration: Declaration) -> list[Node]:
+        """Return the node that updates an operator's running statistics.
+
+        Nodes that hold the statistics precede it, if they are missing. Returns [] if the operator
+        has no running statistics.
+        """
         running = declaration.running
         if not running:
             return []
@@ -294,12 +320,12 @@ class StateTensors:
             op="running_statistics",
             phase=Phase.UPDATE,
             inputs=tuple(tensor.name for tensor in read),
-            outputs=tuple(map(_replacement, running)),
+            outputs=tuple(map(_replacement_tensor, running)),
             flops=_RENEWAL_FLOPS * running[0].size,
             recomputable=False,
         )
-        return [*self.hold(*running), renewal]
+        return [*self.add_missing(*running), renewal]
 
 
-def _replacement(weight: Weight) -> Tensor:
+def _replacement_tensor(weight: Weight) -> Tensor:
     return Tensor(name=f"{weight.name}+", bytes=weight.bytes, replaces=weight.name)

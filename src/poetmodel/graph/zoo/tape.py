@@ -1,6 +1,6 @@
-"""The tape: records a forward pass operator by operator and makes the training graph of it.
+"""The tape: records a forward pass operator by operator and builds its training graph.
 
-The backward pass is reverse-mode differentiation of the operators in the order in which they ran.
+The backward pass is reverse-mode differentiation of the operators in recorded order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from poetmodel.graph.zoo.declaration import (
     Weight,
     require_counts,
 )
-from poetmodel.graph.zoo.masks import differentiable, masked
+from poetmodel.graph.zoo.masks import save_bit_masks, values_with_gradient
 from poetmodel.graph.zoo.operators import batch_norm
 from poetmodel.graph.zoo.state import ALL, OPTIMIZERS, StateOptions, StateTensors, update_node
 
@@ -32,32 +32,42 @@ if TYPE_CHECKING:
 
 
 class TapeOptions(TypedDict, total=False):
-    """Keyword arguments that every model of the zoo takes beside its own."""
+    """Keyword arguments that every function of the zoo accepts in addition to its own."""
 
     batch_size: int
     """Samples per training step; 1 by default."""
     dtype: Literal["float32", "float16", "int8"]
     """Element type of activations, parameters and gradients; ``"float32"`` by default."""
     fused_backward: bool
-    """One backward node per operator, as POET has it, in place of one per gradient."""
+    """One backward node per operator, as in POET, instead of one per gradient."""
     optimizer: Literal["sgd", "adam"] | None
-    """Add an update node with this rule; None (the default) ends with the gradients."""
+    """Append an update node of this optimizer; None (the default) ends the graph with the
+    gradients."""
     input_on_aux: bool
-    """Whether samples and labels lie on auxiliary storage from the start."""
+    """Whether samples and labels are on auxiliary storage when the step begins."""
     state: str | None
-    """Put weights and the state of one of `STATES` into the graph; None leaves them outside."""
+    """Add weights and the state of one of `STATES` to the graph; None omits them."""
     in_place: bool
-    """Mark the operators that may write over an input."""
+    """Mark operators that may overwrite an input."""
     tile: str | int | None
-    """Split larger weights into state tensors of at most this size, along output channels."""
+    """Split larger weights along output channels into state tensors of at most this size."""
     train: str | None
-    """Trained parts: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
+    """Weights to train: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
 
 
 class Tape:
-    """Record operators in execution order, then add their backward pass.
+    """Records operators in execution order, then adds their backward pass.
 
-    Its options are the keys of `TapeOptions`; one that is not accepted raises `InputError`.
+    Its options are the keys of `TapeOptions`; an invalid value raises `InputError`.
+
+    Examples
+    --------
+    >>> from poetmodel.graph.zoo.operators import cross_entropy, linear
+    >>> tape = Tape("tiny", batch_size=2)
+    >>> y = tape.record(linear("fc", tape.input("input", 2, 8), features=3))
+    >>> graph = tape.differentiate(cross_entropy("loss", y, tape.indices("labels", 2)))
+    >>> [node.name for node in graph.nodes]
+    ['input', 'fc', 'labels', 'loss', 'loss.grad_input', 'fc.grad_weight']
 
     Examples
     --------
@@ -84,9 +94,9 @@ class Tape:
         train: str | None = None,
     ) -> None:
         require_counts(batch_size=batch_size)
-        _require_known("dtype", dtype, ITEM_BYTES)
+        _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
-            _require_known("optimizer", optimizer, OPTIMIZERS)
+            _require_option("optimizer", optimizer, OPTIMIZERS)
         self.name = name
         self.batch_size = batch_size
         self.dtype = dtype
@@ -95,19 +105,19 @@ class Tape:
         self._optimizer = optimizer
         self._on_aux = input_on_aux
         self._in_place = in_place
-        self._state = StateOptions.of(state, train=train, tile=tile, optimizer=optimizer)
+        self._state = StateOptions.parse(state, train=train, tile=tile, optimizer=optimizer)
         self._recorded: list[Declaration] = []
         self._inputs: list[tuple[int, Node]] = []
         self._weights: dict[str, Weight] = {}
 
     def indices(self, name: str, *shape: int) -> Value:
-        """Add a node that brings labels or token ids; as `input`."""
+        """Add a node that provides labels or token ids; see `input`."""
         return self.input(name, *shape, item_bytes=INDEX_BYTES)
 
     def input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
-        """Add a node that brings samples, of the tape's element type by default.
+        """Add a node that provides samples; `item_bytes` defaults to the tape's element size.
 
-        It is not recomputable: a sample comes once. To have it again, keep it or page it.
+        The node is not recomputable, since a sample arrives once: schedules keep it or page it.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -122,7 +132,10 @@ class Tape:
         return value
 
     def record(self, declaration: Declaration) -> Value:
-        """Add the forward node of an operator and return its result."""
+        """Append an operator to the forward pass and return its result.
+
+        Raises `InputError` if a weight of the same name has another shape.
+        """
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
                 raise InputError(
@@ -131,18 +144,18 @@ class Tape:
         self._recorded.append(declaration)
         return declaration.outputs[0]
 
-    # -- groups of operators that several models share ----------------------------------------
+    # -- groups of operators that several networks use ----------------------------------------
 
     def image(self, image_size: int, *, channels: int = 3) -> Value:
-        """Add a batch of square images."""
+        """Add a node that provides a batch of square images."""
         return self.input("input", self.batch_size, channels, image_size, image_size)
 
     def conv_bn(
         self, x: Value, names: tuple[str, str], *, kernel: int, bias: bool = False, **sizes: int
     ) -> Value:
-        """Add a convolution that keeps the size (over the stride), and its batch norm.
+        """Record a convolution with padding ``kernel // 2``, and its batch norm.
 
-        `sizes` are the other sizes of `conv2d`: `channels`, `stride` and `groups`.
+        `sizes` are further sizes of `conv2d`: `channels`, `stride` and `groups`.
         """
         padding = kernel // 2
         x = self.record(
@@ -151,13 +164,13 @@ class Tape:
         return self.record(batch_norm(names[1], x))
 
     def activate(self, name: str, x: Value, kind: str = "relu") -> Value:
-        """Add an activation function."""
+        """Record an activation function and return its result."""
         return self.record(operators.activation(name, x, kind=kind))
 
     def drop(self, name: str, x: Value, *, rate: float) -> Value:
-        """Add the two nodes of dropout, or none where nothing is dropped."""
-        given: object = rate
-        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
+        """Record the two operators of dropout, or return `x` if `rate` is 0."""
+        value: object = rate
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise InputError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
         if rate == 0:
             return x
@@ -165,21 +178,23 @@ class Tape:
         return self.record(operators.dropout(name, x, mask))
 
     def classify(self, name: str, x: Value, *, classes: int) -> Graph:
-        """Add the last linear layer, the labels and the loss, and return the training graph."""
+        """Record the last linear layer, labels and loss; return the training graph."""
         logits = self.record(operators.linear(name, x, features=classes))
         labels = self.indices("labels", *logits.shape[:-1])
         return self.differentiate(operators.cross_entropy("loss", logits, labels))
 
     def differentiate(self, loss: Declaration) -> Graph:
-        """Record the loss, add the backward pass in reverse order, and return the graph.
+        """Record the loss, add the backward pass in reverse order, and return the training graph.
 
-        With an optimizer it ends in the update.
+        With an optimizer, the graph ends with the update.
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
         self.record(loss)
         nodes = (
-            self._with_resident_weights() if self._state is None else self._with_state(self._state)
+            self._nodes_without_state()
+            if self._state is None
+            else self._nodes_with_state(self._state)
         )
         if not self._in_place:
             nodes = [replace(node, in_place=()) if node.in_place else node for node in nodes]
@@ -198,7 +213,7 @@ class Tape:
         return sum(weight.size for weight in self._weights.values())
 
     def _resident_bytes(self) -> dict[str, int]:
-        """Return the bytes in RAM outside of the graph; nothing if state is inside."""
+        """Return the resident bytes of the graph by kind; {} if state is in the graph."""
         if self._state is not None:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]
@@ -208,12 +223,12 @@ class Tape:
             "optimizer": 0 if rule is None else rule.state_bytes * self._parameters,
         }
 
-    def _with_resident_weights(self) -> list[Node]:
-        """Return the nodes of a step whose weights, gradients and moments are no tensors."""
+    def _nodes_without_state(self) -> list[Node]:
+        """Return the nodes of a step whose weights, gradients and moments are resident bytes."""
         recorded = [replace(operation, parts=operation.gradients) for operation in self._recorded]
         updated = self._optimizer is not None
         backward = BackwardPass(recorded, fused=self._fused, updated=updated)
-        nodes = [*self._forward(recorded, None), *backward.nodes]
+        nodes = [*self._forward_nodes(recorded, None), *backward.nodes]
         if self._optimizer is not None:
             update = update_node(
                 self._optimizer,
@@ -224,19 +239,22 @@ class Tape:
             nodes.append(update)
         return nodes
 
-    def _with_state(self, options: StateOptions) -> list[Node]:
-        """Return the nodes of a step with every parameter and moment as a state tensor."""
-        recorded = options.prepared(self._recorded)
+    def _nodes_with_state(self, options: StateOptions) -> list[Node]:
+        """Return the nodes of a step in which every parameter and moment is a state tensor."""
+        recorded = options.apply_to(self._recorded)
         if options.rule is not None and options.train != ALL:
-            recorded = masked(recorded)
+            recorded = save_bit_masks(recorded)
         state = StateTensors(options.rule)
-        forward = list(self._forward(recorded, state))
+        forward = list(self._forward_nodes(recorded, state))
         return [*forward, *BackwardPass(recorded, fused=self._fused, state=state).nodes]
 
-    def _forward(
+    def _forward_nodes(
         self, recorded: Sequence[Declaration], state: StateTensors | None
     ) -> Iterator[Node]:
-        """Yield the forward nodes and, before their first readers, samples and state."""
+        """Yield forward nodes, each after the nodes of samples and state that it reads.
+
+        With `state`, nodes that update running statistics follow their operators.
+        """
         inputs = list(self._inputs)
         for position, declaration in enumerate(recorded):
             while inputs and inputs[0][0] <= position:
@@ -244,9 +262,9 @@ class Tape:
             if state is None:
                 yield _forward_node(declaration, ())
                 continue
-            yield from state.hold(*declaration.weights)
+            yield from state.add_missing(*declaration.weights)
             yield _forward_node(declaration, declaration.weights)
-            yield from state.renew(declaration)
+            yield from state.renewal_nodes(declaration)
         yield from (node for _, node in inputs)
 
 
@@ -255,7 +273,7 @@ def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
     weight_bytes_moved = declaration.weight_bytes_moved
     if weight_bytes_moved is None:
         weight_bytes_moved = sum(weight.bytes for weight in declaration.weights)
-    over = declaration.in_place
+    in_place_output = declaration.in_place
     return Node(
         name=declaration.name,
         op=declaration.op,
@@ -270,29 +288,30 @@ def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
         bytes_moved=sum(read.values())
         + sum(tensor.bytes for tensor in declaration.outputs)
         + weight_bytes_moved,
-        in_place=() if over is None else ((over.name, declaration.inputs[0].name),),
+        in_place=(
+            () if in_place_output is None else ((in_place_output.name, declaration.inputs[0].name),)
+        ),
     )
 
 
-def _require_known(setting: str, value: str, accepted: Mapping[str, object]) -> None:
+def _require_option(setting: str, value: str, accepted: Mapping[str, object]) -> None:
     if value not in accepted:
         raise InputError(f"{setting}: expected one of {', '.join(accepted)}, got {value!r}")
 
 
 class BackwardPass:
-    """Gradient nodes of the operators of a forward pass, one per gradient, or `fused`.
+    """Backward nodes of a recorded forward pass: one per gradient, or one per operator if `fused`.
 
     Without state in the graph, a weight gradient is written to the resident buffer, so its node
-    outputs 0 bytes and computing it twice does no harm. Where an update reads the weight gradients
-    (`updated`), each has a tensor to wait for. The gradients of a weight that several operators
-    share are added there; twice would be wrong, and such nodes are not recomputable.
+    outputs 0 bytes and recomputing it is harmless. If an update node reads the weight gradients
+    (`updated`), each has a 0-byte tensor. The gradients of a shared weight are added up in the
+    buffer, so their nodes are not recomputable.
 
-    With `state` a weight gradient is a tensor with its bytes, and the update of a weight follows
-    directly after the last gradient of it. The input gradient comes before, since it reads the
-    weight.
+    With `state`, a weight gradient is a tensor with its bytes, and the update of a weight directly
+    follows its last gradient. The input gradient comes first, since it reads the weight.
 
-    A gradient that arrives from several users, or of a weight that several operators share, is
-    summed by one node once all of them are there.
+    If a gradient has several contributions (several readers of a value, several uses of a weight),
+    one node sums them once all exist.
     """
 
     def __init__(
@@ -305,62 +324,67 @@ class BackwardPass:
     ) -> None:
         self.nodes: list[Node] = []
         self.weight_gradients: list[str] = []
-        """The 0-byte tensors that stand for weight gradients."""
+        """The 0-byte tensors that signal that a weight gradient is in its buffer."""
         self._fused = fused
         self._updated = updated
         self._state = state
-        self._differentiable = differentiable(recorded)
-        self._contributions: dict[str, list[Value]] = {}
-        self._of_weights: dict[str, list[str]] = {}
+        self._differentiable = values_with_gradient(recorded)
+        self._gradients_of_value: dict[str, list[Value]] = {}
+        self._gradients_of_weight: dict[str, list[str]] = {}
         self._uses = Counter(weight.name for use in recorded for weight in use.weights)
-        self._due = Counter(
-            part.of.name for use in recorded for part in use.parts if isinstance(part.of, Weight)
+        self._pending_gradients = Counter(
+            part.target.name
+            for use in recorded
+            for part in use.parts
+            if isinstance(part.target, Weight)
         )
         for declaration in reversed(recorded):
-            self._differentiate(declaration)
+            self._add_backward(declaration)
 
-    def _differentiate(self, declaration: Declaration) -> None:
-        """Add the nodes of one operator, unless no gradient arrives at its result."""
-        gradient = self._arriving(declaration.outputs[0])
+    def _add_backward(self, declaration: Declaration) -> None:
+        """Add the backward nodes of one operator, unless its result has no gradient."""
+        gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
-            self._update(declaration, declaration.parts)
+            self._add_updates(declaration, declaration.parts)
             return
         if gradient is not None:
-            for value in declaration.passes:
-                self._contribute(value, gradient)
-        wanted = tuple(
+            for value in declaration.same_gradient_inputs:
+                self._register_gradient(value, gradient)
+        needed = tuple(
             part
             for part in declaration.parts
-            if not isinstance(part.of, Value) or part.of.name in self._differentiable
+            if not isinstance(part.target, Value) or part.target.name in self._differentiable
         )
-        together = self._fused or (declaration.joint and self._state is not None)
-        for parts in [wanted] if together and wanted else [(part,) for part in wanted]:
-            self._add(declaration, parts, gradient)
-            self._update(declaration, parts)
+        is_joint = self._fused or (declaration.joint and self._state is not None)
+        for parts in [needed] if is_joint and needed else [(part,) for part in needed]:
+            self._add_node(declaration, parts, gradient)
+            self._add_updates(declaration, parts)
 
-    def _add(
+    def _add_node(
         self, declaration: Declaration, parts: tuple[Gradient, ...], gradient: Value | None
     ) -> None:
-        """Add one backward node."""
-        together = self._fused or len(parts) > 1
-        name = declaration.name + (".backward" if together else f".grad_{parts[0].part}")
+        """Add one backward node that computes `parts` from the incoming gradient."""
+        is_joint = self._fused or len(parts) > 1
+        name = declaration.name + (".backward" if is_joint else f".grad_{parts[0].part}")
         read = {value.name: value for part in parts for value in part.saved}
         if gradient is not None:
             read = {gradient.name: gradient} | read
-        outputs = self._outputs(declaration, parts, name)
+        outputs = self._make_outputs(declaration, parts, name)
         kinds = {part.kind for part in parts}
-        shares = any(self._uses[weight.name] > 1 for weight in declaration.weights)
+        has_shared_weight = any(self._uses[weight.name] > 1 for weight in declaration.weights)
         self.nodes.append(
             Node(
                 name=name,
-                op=f"{declaration.op}_backward" + ("" if together else f"_{parts[0].kind}"),
+                op=f"{declaration.op}_backward" + ("" if is_joint else f"_{parts[0].kind}"),
                 phase=Phase.BACKWARD,
-                inputs=(*read, *self._state_read(parts)),
+                inputs=(*read, *self._weights_read(parts)),
                 outputs=tuple(outputs.values()),
                 workspace_bytes=max(part.workspace_bytes for part in parts),
                 flops=sum(part.flops for part in parts)
-                - sum(flops for part in parts for other, flops in part.spared if other in kinds),
-                recomputable=not (shares and any(part.of is None for part in parts)),
+                - sum(
+                    flops for part in parts for other, flops in part.shared_flops if other in kinds
+                ),
+                recomputable=not (has_shared_weight and any(part.target is None for part in parts)),
                 bytes_moved=sum(value.bytes for value in read.values())
                 + sum(tensor.bytes for tensor in outputs.values())
                 + sum(map(self._weight_bytes_moved, parts)),
@@ -370,78 +394,89 @@ class BackwardPass:
             )
         )
 
-    def _state_read(self, parts: tuple[Gradient, ...]) -> tuple[str, ...]:
-        """Return the state tensors that parts of a backward read."""
+    def _weights_read(self, parts: tuple[Gradient, ...]) -> tuple[str, ...]:
+        """Return the names of the state tensors that these parts read; () without state."""
         if self._state is None:
             return ()
         return tuple(dict.fromkeys(weight.name for part in parts for weight in part.reads))
 
     def _weight_bytes_moved(self, part: Gradient) -> int:
-        """Return the traffic of a part to weights and buffers that are no outputs [B]."""
+        """Return the traffic of a part to weights, and to buffers that are not outputs [B]."""
         if self._state is None:
             return part.weight_bytes_moved
         return sum(weight.bytes for weight in part.reads) + (part.added_bytes_moved or 0)
 
-    def _outputs(
+    def _make_outputs(
         self, declaration: Declaration, parts: tuple[Gradient, ...], node: str
     ) -> dict[str, Tensor]:
-        """Make the tensors of a backward node, by part, and note whose gradients they are."""
+        """Return the output tensors of a backward node, by part, and register their gradients."""
         gradients = [
-            part for part in parts if part.of is not None or self._updated or len(parts) == 1
+            part for part in parts if part.target is not None or self._updated or len(parts) == 1
         ]
         outputs = {}
         for part in gradients:
             name = node if len(gradients) == 1 else f"{declaration.name}.grad_{part.part}"
-            outputs[part.part] = Tensor(name=name, bytes=0 if part.of is None else part.of.bytes)
-            if isinstance(part.of, Value):
-                self._contribute(part.of, replace(part.of, name=name))
-            elif part.of is None:
+            outputs[part.part] = Tensor(
+                name=name, bytes=0 if part.target is None else part.target.bytes
+            )
+            if isinstance(part.target, Value):
+                self._register_gradient(part.target, replace(part.target, name=name))
+            elif part.target is None:
                 self.weight_gradients.append(name)
             else:
-                self._of_weights.setdefault(part.of.name, []).append(name)
+                self._gradients_of_weight.setdefault(part.target.name, []).append(name)
         return outputs
 
-    def _contribute(self, value: Value, gradient: Value) -> None:
+    def _register_gradient(self, value: Value, gradient: Value) -> None:
         if value.name in self._differentiable:
-            self._contributions.setdefault(value.name, []).append(gradient)
+            self._gradients_of_value.setdefault(value.name, []).append(gradient)
 
-    def _arriving(self, result: Value) -> Value | None:
-        """Return the gradient of an operator's result, summed if it comes from several users."""
-        parts = self._contributions.get(result.name, [])
+    def _incoming_gradient(self, result: Value) -> Value | None:
+        """Return the gradient of an operator's result, None if it has none.
+
+        Adds a node that sums the gradient if the result has several readers.
+        """
+        parts = self._gradients_of_value.get(result.name, [])
         if not parts:
             return None
-        return replace(result, name=self._summed(result, [part.name for part in parts]))
+        return replace(result, name=self._sum_gradients(result, [part.name for part in parts]))
 
-    def _summed(self, of: Array, parts: Sequence[str]) -> str:
-        """Return the gradient of a tensor, after adding the node that sums its parts if needed."""
+    def _sum_gradients(self, target: Array, parts: Sequence[str]) -> str:
+        """Return the name of the sum of `parts`, the contributions to one gradient.
+
+        Adds a node that computes the sum if there are several.
+        """
         if len(parts) == 1:
             return parts[0]
-        name = f"{of.name}.grad"
+        name = f"{target.name}.grad"
         self.nodes.append(
             Node(
                 name=name,
                 op="add",
                 phase=Phase.BACKWARD,
                 inputs=tuple(parts),
-                outputs=(Tensor(name=name, bytes=of.bytes),),
-                flops=(len(parts) - 1) * of.size,
-                bytes_moved=(len(parts) + 1) * of.bytes,
+                outputs=(Tensor(name=name, bytes=target.bytes),),
+                flops=(len(parts) - 1) * target.size,
+                bytes_moved=(len(parts) + 1) * target.bytes,
                 in_place=((name, parts[0]),),
             )
         )
         return name
 
-    def _update(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
-        """Add the update of those weights of whose gradients no other will come."""
+    def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
+        """Add the updates of weights whose last pending gradient is among `parts`.
+
+        Does nothing without state.
+        """
         if self._state is None:
             return
-        weights = [part.of for part in parts if isinstance(part.of, Weight)]
-        self._due.subtract(weight.name for weight in weights)
-        ready = [
-            (weight, self._summed(weight, self._of_weights[weight.name]))
+        weights = [part.target for part in parts if isinstance(part.target, Weight)]
+        self._pending_gradients.subtract(weight.name for weight in weights)
+        complete = [
+            (weight, self._sum_gradients(weight, self._gradients_of_weight[weight.name]))
             for weight in weights
-            if not self._due[weight.name] and weight.name in self._of_weights
+            if not self._pending_gradients[weight.name] and weight.name in self._gradients_of_weight
         ]
-        if ready:
-            name = ready[0][0].name if len(ready) == 1 else declaration.name
-            self.nodes += self._state.update(f"{name}.update", ready)
+        if complete:
+            name = complete[0][0].name if len(complete) == 1 else declaration.name
+            self.nodes += self._state.update_nodes(f"{name}.update", complete)

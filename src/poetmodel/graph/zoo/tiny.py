@@ -1,11 +1,11 @@
-"""The reference networks of MLPerf Tiny, the benchmark of inference on microcontrollers.
+"""The reference networks of MLPerf Tiny, a benchmark of inference on microcontrollers.
 
 C. Banbury et al., "MLPerf Tiny benchmark", NeurIPS 2021 (datasets and benchmarks track),
 arXiv:2106.07597. Sizes are those of its reference repository, github.com/mlcommons/tiny,
-``benchmark/training``. As there, layers before a batch norm have a bias. Its parameter counts
-hold running statistics too; those given here are the trainable ones.
+``benchmark/training``. As there, layers before a batch norm have a bias. Parameter counts of the
+repository include running statistics; those stated here count trainable parameters only.
 
-Every model also takes the keys of `TapeOptions`.
+Every function also accepts the keys of `TapeOptions`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def resnet8(*, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOptions]) -> Graph:
-    """Return ResNet-8 for CIFAR-10: three stages of one block, of 16, 32 and 64 channels.
+    """Return ResNet-8 for CIFAR-10: three stages of one block, with 16, 32 and 64 channels.
 
-    It has 78,186 parameters with 10 classes. The skip connection of the second and third block is a
-    convolution without a batch norm.
+    It has 78,186 parameters with 10 classes. The skip connections of the second and third block are
+    convolutions without a batch norm.
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape("resnet8", **options)
@@ -64,7 +64,8 @@ _VWW_BLOCKS: Final = (
     (256, 2),
     (256, 1),
 )
-"""Channels and stride of each depthwise separable convolution, a quarter of MobileNet's."""
+"""Channels and stride of each depthwise separable convolution (a quarter of MobileNet's
+channels)."""
 
 
 def mobilenetv1_vww(
@@ -86,8 +87,8 @@ def mobilenetv1_vww(
 def ds_cnn(*, classes: int = 12, dropout: float = 0.4, **options: Unpack[TapeOptions]) -> Graph:
     """Return DS-CNN for keyword spotting: 49 frames of 10 coefficients, 64 channels throughout.
 
-    It has 23,756 parameters with 12 classes. `dropout` is the rate before the pooling; half of it
-    is dropped after the first convolution. The pooling is global; that of the reference leaves out
+    It has 23,756 parameters with 12 classes. `dropout` is the rate before the pooling; the rate
+    after the first convolution is half of it. The pooling is global; that of the reference omits
     the last of 25 rows.
 
     Y. Zhang et al., "Hello edge: keyword spotting on microcontrollers", 2017, arXiv:1711.07128.
@@ -113,8 +114,8 @@ _CODE: Final = (128, 128, 128, 128, 8, 128, 128, 128, 128)
 def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph:
     """Return the autoencoder of ToyADMOS: 640-128-128-128-128-8-128-128-128-128-640.
 
-    It has 267,928 parameters. A sample is 5 frames of 128 bands of a sound; the loss is the mean
-    squared error of what the network makes of it.
+    It has 267,928 parameters. A sample is 5 frames of 128 frequency bands of a sound. The loss is
+    the mean squared error between the network's output and its input.
 
     Y. Koizumi et al., "ToyADMOS: a dataset of miniature-machine operating sounds for anomalous
     sound detection", WASPAA 2019, doi:10.1109/WASPAA.2019.8937164.
@@ -130,7 +131,7 @@ def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph
 
 
 def _separable(tape: Tape, name: str, x: Value, *, channels: int, stride: int) -> Value:
-    """Add a depthwise separable convolution: filter each channel, then mix them."""
+    """Record a depthwise separable convolution: filter each channel, then mix channels."""
     inner = x.shape[1]
     x = _conv_bn_relu(
         tape, f"{name}.depthwise", x, channels=inner, kernel=3, stride=stride, groups=inner

@@ -8,7 +8,7 @@ from operator import add
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
-from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
+from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ class Disaggregation:
     def schedule(self) -> Schedule:
         """Return the schedule."""
         graph = self.stated or self.graph
-        return paged_at_once(
+        return with_immediate_page_outs(
             graph,
             R=(*self.recomputed, *((t, t) for t in range(len(graph.nodes)))),
             kept=self.spans,

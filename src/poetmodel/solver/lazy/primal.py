@@ -167,5 +167,5 @@ def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int
     return {
         number: stages_of_change(row)
         for number, row in enumerate(stated)
-        if number not in relaxation.grouping.own_rows and not row.is_kept(chosen.__contains__)
+        if number not in relaxation.grouping.own_rows and not row.is_satisfied(chosen.__contains__)
     }

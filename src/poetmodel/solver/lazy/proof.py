@@ -12,7 +12,7 @@ from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.problem.infeasibility import nothing_keeps
+from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import Termination
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
@@ -66,7 +66,7 @@ def prove(
         fastest = find_fastest(problem, request, outcome.bound, params)
         parts, begin = [outcome, fastest], fastest.candidate
         if fastest.infeasible:
-            reason = nothing_keeps(problem)
+            reason = infeasibility_proof(problem)
             outcome = replace(
                 outcome, termination=Termination.PROVED, infeasible=True, reason=reason
             )
@@ -93,7 +93,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         session.leave_behind()
         infeasible = False
     if infeasible:
-        reason = nothing_keeps(session.problem)
+        reason = infeasibility_proof(session.problem)
     else:
         reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
     grouping = generation.grouping

@@ -187,7 +187,7 @@ class Relaxation:
 
     def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
         """Return the value that a solution has for its own sake, and its part in no schedule."""
-        graph, wants = self.problem.graph, self.problem.wanted
+        graph, wants = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
         for beside, groups, placed, kind in (
             (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),

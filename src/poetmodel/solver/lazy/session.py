@@ -67,7 +67,7 @@ class BoundTracker:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
-        self.lower = max(self.lower, self.problem.objective.least)
+        self.lower = max(self.lower, self.problem.objective.known_bound)
 
     def raise_to(self, bound: float) -> bool:
         """Take note of a proven bound; return whether it is the best."""
@@ -154,7 +154,7 @@ class Session:
         self.bounds = BoundTracker(self.problem, gap, best, ceiling=ceiling, lower=bound)
         self.solver = backend(self.request.backend)
         self.recomputable = recomputable_nodes(self.problem)
-        if any(any(column) for column in self.problem.wanted):
+        if any(any(column) for column in self.problem.rewards):
             self.own = PenalizedObjective(self.problem)
 
     # -- what is known -------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Session:
 
     def offer(self, schedule: Schedule) -> bool:
         """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
-        problem, wanted = self.problem, None if self.own is None else self.problem.wanted
+        problem, wanted = self.problem, None if self.own is None else self.problem.rewards
         needed = PartialSchedule.of(problem.graph, schedule, wanted, working=problem.working_graph)
         tidy = as_candidate(problem, needed.schedule())
         if tidy.violations:

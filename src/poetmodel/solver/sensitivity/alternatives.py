@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.problem import OWN, Constraint, Problem, Quantity
+from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem, Quantity
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
@@ -205,11 +205,11 @@ def find_ram_step(
     ends_s = time.monotonic() + time_limit
     before = as_candidate(problem, schedule)
     objective = problem.objective
-    value = objective.measured(before.simulation)
+    value = objective.value_of(before.simulation)
     gain = max(GAP * before.value, LEAST_GAIN * abs(value))
-    if objective.in_bytes:
+    if objective.is_in_bytes:
         gain = max(1.0, gain)
-    if before.value - objective.least < gain:
+    if before.value - objective.known_bound < gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper = _limited(problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem)
     least = _solved(ChangedProblem(problem=cheaper, gap=0.0), time_limit / 2, threads)
@@ -248,7 +248,9 @@ def _limited(changed: Problem, most: float, problem: Problem) -> Problem:
         return replace(changed, energy_budget=most)
     if problem.minimize == Quantity.TIME:
         return replace(changed, deadline=most)
-    terms = dict(problem.own_objective if problem.minimize == OWN else ((Total.BYTES_WRITTEN, 1),))
+    terms = dict(
+        problem.own_objective if problem.minimize == USER_OBJECTIVE else ((Total.BYTES_WRITTEN, 1),)
+    )
     upper = most - terms.pop(CONSTANT, 0)
     row = Constraint(name=_free_name(changed, "objective"), terms=terms, upper=upper)
     return replace(changed, constraints=(*changed.constraints, row), own_objective=())
@@ -259,10 +261,10 @@ def _ways(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:
     again = problem.may_recompute(problem.graph.node_of[i])
     if choice in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
-    if choice.pages:
+    if choice.is_paged:
         yield Forbidden.PAGING
     if choice == Treatment.BOTH or (
-        problem.can_page if choice == Treatment.RECOMPUTED else choice.pages and again
+        problem.can_page if choice == Treatment.RECOMPUTED else choice.is_paged and again
     ):
         yield Forbidden.BOTH
     if choice == Treatment.KEPT and (again or problem.can_page):
@@ -360,7 +362,7 @@ def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     }
     best = None
     if problem.may_recompute(k) and after <= graph.last_stages[k]:
-        recomputed = Schedule.of_spans(
+        recomputed = Schedule.from_spans(
             R=(*schedule.R, (after, k)),
             stored=schedule.stored,
             M_in=schedule.M_in,
@@ -369,7 +371,7 @@ def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
         )
         best = accepted(problem, recomputed)
     if problem.can_page:
-        paged = Schedule.of_spans(
+        paged = Schedule.from_spans(
             R=schedule.R,
             stored=(*schedule.stored, (i, k + 1, after)),
             M_in=(*schedule.M_in, (after, i)),

@@ -5,22 +5,26 @@ Notes
 QuickXplain (Junker, 2004): limits are kept before user constraints, so a user constraint is in the
 set only if the limits alone do not conflict. Halves of the rest are tried, so few of many
 constraints are found in few solves. The constraints of one rule, ``name[...]``, are one member at
-first.
+first. A solve that ends by its time limit decides nothing, so QuickXplain may keep a member that is
+not needed. `find_minimal` therefore names a member as needed only if the rest of the set was shown
+to be feasible.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
+from poetmodel.clock import processor_clock
+from poetmodel.errors import TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.planner import verify
-from poetmodel.problem import CONSTRAINTS, Problem, Quantity
+from poetmodel.problem import USER_CONSTRAINTS, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import (
@@ -41,8 +45,25 @@ T = TypeVar("T")
 
 PART: Final = 0.25
 """Maximum fraction of the time limit for one solve."""
+WALL_RATIO: Final = 4.0
+"""Maximum wall time of a solve, as a multiple of its limit on processor time."""
 MAX_ROWS: Final = 5
 """Maximum number of constraints of rules that are named one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict(Generic[T]):
+    """A set of limits that conflict."""
+
+    needed: list[T]
+    """Members without which the rest of the set was shown to be feasible."""
+    unchecked: list[T] = field(default_factory=list)
+    """Members whose removal was not decided within the time limit."""
+
+    @property
+    def members(self) -> list[T]:
+        """The whole set."""
+        return [*self.needed, *self.unchecked]
 
 
 @dataclass(kw_only=True)
@@ -54,31 +75,69 @@ class _ConflictSearch:
     threads: int
     all: list[Stated] = field(default_factory=list)
     """All limits and user constraints of the problem."""
-    begun_s: float = field(default_factory=time.monotonic)
+    begun_s: float = field(default_factory=time.process_time)
     known: list[Schedule] = field(default_factory=list)
     """Schedules found so far."""
-    complete: bool = True
-    """Whether all solves ended with a schedule or a proof."""
 
-    def fails(self, kept: list[Stated]) -> bool:
-        """Return whether it is proven that no schedule keeps these limits."""
+    def conflicts(self, kept: list[Stated]) -> bool | None:
+        """Return whether no schedule keeps these limits; None if time ended before a proof."""
         others = [stated for stated in self.all if stated not in kept]
         problem = without_limits(self.problem, *others, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.known):
             return False
-        left_s = self.begun_s + self.time_limit - time.monotonic()
+        left_s = self.begun_s + self.time_limit - time.process_time()
         if left_s < LEAST_S:
-            self.complete = False
-            return False
+            return None
         limit_s = min(left_s, PART * self.time_limit)
-        result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+        try:
+            with processor_clock(WALL_RATIO * limit_s):
+                result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+        except TimeLimitError:  # the wall time is over outside of the solver
+            return None
         if result.termination == Termination.INTERRUPTED:
             raise KeyboardInterrupt
         if result.schedule is not None:
             self.known.append(result.schedule)
-        elif result.status != Status.INFEASIBLE:
-            self.complete = False
-        return result.status == Status.INFEASIBLE
+            return False
+        return True if result.status == Status.INFEASIBLE else None
+
+
+def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) -> Conflict[T]:
+    """Return a minimal subset of `members` that conflicts.
+
+    Parameters
+    ----------
+    conflicts : callable
+        Returns whether a subset conflicts; None if that is not decided. True for all `members`.
+    members : list
+        Members in the order in which they are kept: the last ones are tried without first.
+
+    Returns
+    -------
+    Conflict
+        Minimal if no member is unchecked.
+    """
+    feasible: list[set[int]] = []
+
+    def fails(kept: list[int]) -> bool:
+        verdict = conflicts([members[i] for i in kept])
+        if verdict is False:
+            feasible.append(set(kept))
+        return verdict is True
+
+    def is_feasible(kept: list[int]) -> bool:
+        return any(known.issuperset(kept) for known in feasible)
+
+    found = minimal_conflict(fails, [], list(range(len(members))))
+    for i in tuple(found):
+        others = [j for j in found if j != i]
+        if not is_feasible(others) and fails(others):
+            found = others
+    needed = [i for i in found if is_feasible([j for j in found if j != i])]
+    return Conflict(
+        needed=[members[i] for i in needed],
+        unchecked=[members[i] for i in found if i not in needed],
+    )
 
 
 def minimal_conflict(
@@ -98,23 +157,28 @@ def minimal_conflict(
     return [*minimal_conflict(fails, [*kept, *needed], first, asked=bool(needed)), *needed]
 
 
-def conflicting_rows(form: StandardForm, *, time_limit: float) -> list[int]:
-    """Return the numbers of rows, ascending, that no point within the columns' bounds satisfies.
+def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
+    """Return the numbers of rows that no point within the columns' bounds satisfies.
 
-    Added rows are members by themselves, the rows of `build` by constraint family. A row stays in
-    the set if its removal was not decided within the time limit [s]; the set is empty if it was not
-    decided whether all rows conflict.
+    Added rows are members by themselves, the rows of `build` by constraint family. None if all rows
+    together have a point, or if that was not decided within the time limit [s].
     """
     ends_s = time.monotonic() + time_limit
     groups: dict[Any, list[int]] = {}
     for number, row in enumerate(form.rows):
         stated = isinstance(row, Label)
-        key = (row.family, row.key[0] if row.family == CONSTRAINTS else None) if stated else number
+        key = (
+            (row.family, row.key[0] if row.family == USER_CONSTRAINTS else None)
+            if stated
+            else number
+        )
         groups.setdefault(key, []).append(number)
 
-    def fails(kept: list[Any]) -> bool:
+    def conflicts(kept: list[Any]) -> bool | None:
         rows = sorted(number for key in kept for number in groups[key])
         left_s = min(ends_s - time.monotonic(), PART * time_limit)
+        if left_s <= 0:
+            return None
         part = replace(
             form,
             matrix=form.matrix[rows],
@@ -124,20 +188,25 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> list[int]:
             rows=[form.rows[number] for number in rows],
             layout=None,
         )
-        return left_s > 0 and backend("highs").solve(part, Limits(time_s=left_s)).infeasible
+        solution = backend("highs").solve(part, Limits(time_s=left_s))
+        if solution.infeasible:
+            return True
+        return None if solution.x is None else False
 
     keys = sorted(groups, key=lambda key: isinstance(key, int))  # rows of `build` first
-    conflict = minimal_conflict(fails, [], keys) if fails(keys) else []
-    return sorted(number for key in conflict for number in groups[key])
+    if not conflicts(keys):
+        return None
+    found = find_minimal(conflicts, keys)
+    return Conflict(
+        needed=sorted(number for key in found.needed for number in groups[key]),
+        unchecked=sorted(number for key in found.unchecked for number in groups[key]),
+    )
 
 
-def find_conflict(
-    problem: Problem, *, time_limit: float, threads: int = 1
-) -> tuple[list[Stated], bool]:
+def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> Conflict[Stated]:
     """Return limits and user constraints that no schedule keeps together.
 
-    Also returns whether the set is irreducible: without any one member there is a schedule. A
-    member stays in the set if its removal was not decided within the time limit [s].
+    `time_limit` is processor time, so that other work on the machine does not change the set [s].
 
     Raises
     ------
@@ -151,15 +220,20 @@ def find_conflict(
     limits = list(stated_limits(problem))
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
     search.all = [*limits, *rules.values()]
-    conflict = minimal_conflict(search.fails, [], search.all)
-    complete = search.complete
-    if complete and any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict):
+    conflict = find_minimal(search.conflicts, search.all)
+    has_rule = any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict.needed)
+    if has_rule and not conflict.unchecked:
         search.all = [*limits, *((row,) for row in problem.constraints)]
-        single = [stated for stated in search.all if stated in conflict or _is_of(stated, conflict)]
-        refined = minimal_conflict(search.fails, [], single)
-        if search.complete and sum(stated not in limits for stated in refined) <= MAX_ROWS:
-            return refined, True
-    return conflict, complete
+        parts = [
+            stated
+            for stated in search.all
+            if stated in conflict.needed or _is_of(stated, conflict.needed)
+        ]
+        refined = find_minimal(search.conflicts, parts)
+        n_rows = sum(stated not in limits for stated in refined.needed)
+        if not refined.unchecked and n_rows <= MAX_ROWS:
+            return refined
+    return conflict
 
 
 def _is_of(row: Stated, conflict: list[Stated]) -> bool:

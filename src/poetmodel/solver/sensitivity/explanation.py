@@ -7,14 +7,18 @@ that would do while the other limits stay.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, listed
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
-from poetmodel.problem.infeasibility import nothing_keeps, obstacle, obstacles
+from poetmodel.problem import DEADLINE_ROWS, USER_CONSTRAINTS, Problem
+from poetmodel.problem.infeasibility import (
+    infeasibility_proof,
+    infeasibility_reason,
+    infeasibility_reasons,
+)
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
+from poetmodel.solver.sensitivity.conflict import Conflict, conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import (
     LEAST_S,
     LIMITS,
@@ -40,7 +44,6 @@ SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
 MAX_ROWS: Final = 5
 """Maximum number of user constraints that a sentence names."""
-UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
 CONFLICT_SHARE: Final = 0.5
 """Fraction of the time limit for the search of a conflict of user constraints."""
 _RULES: Final = {
@@ -68,6 +71,8 @@ class Explanation:
     """Names of the problem's own constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
     """Further limits in that, in words."""
+    unchecked: tuple[str, ...] = ()
+    """Constraints and limits that may take part in that, or not: time ended before a proof."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 
@@ -95,14 +100,18 @@ class Explanation:
         """Yield in words what would do, and what was found not to."""
         beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.rows:
-            *some, last = map(repr, self.rows[:MAX_ROWS])
-            more = len(self.rows) - MAX_ROWS
-            names = f"{', '.join(some)} and {last}" if some else last
-            names = f"{', '.join((*some, last))} and {more} more" if more > 0 else names
-            yield f"constraint{'s' * bool(some)} {names} cannot be kept{beside}"
+            subject = _enumerated(self.rows, "constraint")
+            some = len(self.rows) > 1
+            way = "cannot be kept"
+            if self.unchecked:
+                way = "take part in a conflict" if some else "takes part in a conflict"
+            yield f"{subject} {way}{beside}"
         if self.constraints:
             rows = listed(self.constraints)
-            yield f"these added constraints cannot hold{beside}: {rows}"
+            way = "take part in a conflict" if self.unchecked else "cannot hold"
+            yield f"these added constraints {way}{beside}: {rows}"
+        if self.unchecked:
+            yield f"not checked in time whether in the conflict: {listed(self.unchecked)}"
         yield from (remedy.sentence() for remedy in self.in_the_way)
         others = [remedy for remedy in self.remedies if not remedy.works]
         if not self.in_the_way and len(others) > 1 and all(r.works is False for r in others):
@@ -120,7 +129,17 @@ class Explanation:
             "changes": [remedy.to_dict() for remedy in self.remedies],
             "constraints": [*self.constraints, *self.rows],
             "limits": list(self.limits),
+            "unchecked": list(self.unchecked),
         }
+
+
+def _enumerated(names: Sequence[str], noun: str) -> str:
+    """Return names with their noun, at most `MAX_ROWS` of them."""
+    *some, last = map(repr, names[:MAX_ROWS])
+    more = len(names) - MAX_ROWS
+    if more > 0:
+        return f"{noun}s {', '.join((*some, last))} and {more} more"
+    return f"{noun}s {', '.join(some)} and {last}" if some else f"{noun} {last}"
 
 
 def explain_infeasible(
@@ -140,7 +159,8 @@ def explain_infeasible(
         The model that was solved, if one was: if the problem alone has a schedule, the answer is
         which of the constraints added to it are in conflict.
     time_limit : float
-        Wall time for all of it [s].
+        Time for all of it [s]. Processor time for the conflict of user constraints, so that other
+        work on the machine does not change it, and at most four times as much wall time.
     threads : int
         As for `solve`.
 
@@ -150,6 +170,7 @@ def explain_infeasible(
         Changes of one limit each, with the least amount that works; every "does not help" is
         proven, every amount that works has a schedule that the verifier accepts. For problems with
         user constraints also a minimal set that conflicts, with the nearest limit of each member.
+        A constraint whose part in it is not proven within the time is in `unchecked` alone.
 
     Raises
     ------
@@ -162,42 +183,62 @@ def explain_infeasible(
             "explain_infeasible: expected the result of a solve, got a Problem; give "
             "pm.solve(problem)"
         )
-    ends_s = time.monotonic() + time_limit
+    ends_s = time.process_time() + time_limit
     problem = result.problem
     if model is not None:
         added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
         if added is not None:
             return added
-    conflict: list[Stated] | None = None
-    irreducible = True
+    conflict: Conflict[Stated] | None = None
     if problem.constraints:
-        conflict, irreducible = find_conflict(
-            problem, time_limit=CONFLICT_SHARE * time_limit, threads=threads
-        )
-    left_s = ends_s - time.monotonic()
-    remedies = find_remedies(problem, conflict=conflict, time_limit=left_s, threads=threads)
+        conflict = find_conflict(problem, time_limit=CONFLICT_SHARE * time_limit, threads=threads)
+    members = None if conflict is None else conflict.members
+    needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
+    remedies = find_remedies(
+        problem,
+        conflict=members,
+        time_limit=max(LEAST_S, ends_s - time.process_time()),
+        threads=threads,
+    )
     if model is None:
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
-    rows = [constraint_name(stated) for stated in conflict or () if isinstance(stated, tuple)]
-    undecided = [] if irreducible or not rows else [UNDECIDED]
-    alone = tuple(obstacles(problem))
-    together = conflict and result.reason not in alone
+    uncertain = {constraint_name(stated) for stated in unchecked if isinstance(stated, tuple)}
+    remedies = tuple(r for r in remedies if r.works or r.constraint not in uncertain)
+    alone = tuple(infeasibility_reasons(problem))
+    together = members and result.reason not in alone
     return Explanation(
-        reason=_conflict_in_words(problem, conflict or ()) if together else result.reason,
+        reason=_conflict_in_words(problem, conflict) if together and conflict else result.reason,
         obstacles=alone,
         remedies=remedies,
-        rows=tuple(rows),
-        limits=tuple(LIMITS[limit] for limit in LIMITS if limit in (conflict or ())),
-        notes=(*undecided, *_notes(problem, remedies)),
+        rows=tuple(constraint_name(stated) for stated in needed if isinstance(stated, tuple)),
+        limits=tuple(LIMITS[limit] for limit in LIMITS if limit in needed),
+        unchecked=tuple(_in_words(stated) for stated in unchecked),
+        notes=tuple(_notes(problem, remedies)),
     )
 
 
-def _conflict_in_words(problem: Problem, conflict: Sequence[Stated]) -> str:
-    """Return a sentence with the amounts of a conflict, and of no limit beside it."""
-    members = {row for stated in conflict if isinstance(stated, tuple) for row in stated}
-    others: list[Stated] = [change for change in stated_limits(problem) if change not in conflict]
+def _in_words(stated: Stated) -> str:
+    if isinstance(stated, tuple):
+        return f"constraint {constraint_name(stated)!r}"
+    return LIMITS[stated]
+
+
+def _conflict_in_words(problem: Problem, conflict: Conflict[Stated]) -> str:
+    """Return a sentence with the amounts of a conflict, and of no limit beside it.
+
+    With unchecked members, the sentence has the number of all constraints in place of their names.
+    """
+    if conflict.unchecked:
+        rows = len(problem.constraints)
+        return infeasibility_proof(
+            replace(problem, constraints=()), f"and all {rows} constraints together"
+        )
+    members = {row for stated in conflict.needed if isinstance(stated, tuple) for row in stated}
+    others: list[Stated] = [
+        change for change in stated_limits(problem) if change not in conflict.needed
+    ]
     others += [(row,) for row in problem.constraints if row not in members]
-    return nothing_keeps(without_limits(problem, *others), ram=Change.RAM in conflict)
+    return infeasibility_proof(without_limits(problem, *others), ram=Change.RAM in conflict.needed)
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
@@ -219,7 +260,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
             "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
         )
     size = problem.graph.batch_size
-    if size > 1 and obstacle(problem) is not None:
+    if size > 1 and infeasibility_reason(problem) is not None:
         yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
 
 
@@ -241,33 +282,40 @@ def _conflict_of_added_rows(
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
 
-    left_s = ends_s - time.monotonic()
+    left_s = ends_s - time.process_time()
     without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
     if without.schedule is None:
         return None
     form = compile_model(model)
-    left_s = max(LEAST_S, ends_s - time.monotonic())
+    left_s = max(LEAST_S, ends_s - time.process_time())
     conflict = conflicting_rows(form, time_limit=left_s)
-    added, others = [], []
-    for row in (form.rows[i] for i in conflict):
-        if not isinstance(row, Label):
-            added.append(row if isinstance(row, str) else row.name)
-        elif row.family == CONSTRAINTS:
-            others.append(f"constraint {row.key[0]!r}")
-        else:
-            others.append(_RULES.get(row.family, "the rules of execution"))
+    needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
+    rows = [form.rows[i] for i in needed]
+    added = [_row_in_words(row) for row in rows if not isinstance(row, Label)]
+    others = [_row_in_words(row) for row in rows if isinstance(row, Label)]
+    suspects = [_row_in_words(form.rows[i]) for i in unchecked]
     notes = ["without what was added to the model there is a schedule"]
-    if not added:
-        notes.append(
-            "which of the added constraints are to blame was not found in time"
-            if not conflict
-            else "no added constraint takes part: look at variables that are fixed or bounded"
-        )
+    if conflict is None:
+        notes.append("which of the added constraints are to blame was not found in time")
+    elif not added and not suspects:
+        notes.append("no added constraint takes part: look at variables that are fixed or bounded")
     return Explanation(
         reason=result.reason,
         obstacles=(),
         remedies=(),
         constraints=tuple(dict.fromkeys(added)),
         limits=tuple(dict.fromkeys(others)),
+        unchecked=tuple(dict.fromkeys(suspects)),
         notes=tuple(notes),
     )
+
+
+def _row_in_words(row: Any) -> str:
+    """Return the name of an added row, and of a row of `build` the limit that it states."""
+    from poetmodel.model.arrays import Label
+
+    if not isinstance(row, Label):
+        return row if isinstance(row, str) else str(row.name)
+    if row.family == USER_CONSTRAINTS:
+        return f"constraint {row.key[0]!r}"
+    return _RULES.get(row.family, "the rules of execution")

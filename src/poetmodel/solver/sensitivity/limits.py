@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device.room import room_figures
+from poetmodel.device.ram import device_ram_metrics
 from poetmodel.errors import shown
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
@@ -83,7 +83,7 @@ class Limit:
             "proven": self.proven,
             "reason": self.result.reason or None,
             **dict.fromkeys(("stage", "node", "peak_ram_bytes", "tensors")),
-            **room_figures(self.result.room),
+            **device_ram_metrics(self.result.room),
         }
         if simulation is not None:
             document["stage"] = simulation.peak.stage

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from poetmodel.errors import listed
 from poetmodel.planner import verify
-from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Constraint, Problem, Quantity
-from poetmodel.problem.infeasibility import obstacle
-from poetmodel.problem.parse import own_sum_faults
-from poetmodel.problem.totals import CONSTANT, Count, unit_of
+from poetmodel.problem import RELATIVE_TOLERANCE, USER_OBJECTIVE, Constraint, Problem, Quantity
+from poetmodel.problem.infeasibility import infeasibility_reason
+from poetmodel.problem.parse import user_sum_faults
+from poetmodel.problem.totals import CONSTANT, Count, unit_of_terms
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.sensitivity.limits import Limit
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
@@ -249,7 +249,7 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
             minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_used(problem.graph))
-                minimized = replace(variant.problem, minimize=OWN, own_objective=terms)
+                minimized = replace(variant.problem, minimize=USER_OBJECTIVE, own_objective=terms)
             paging_first = change == Change.RAM and problem.can_page
             variant = ChangedProblem(problem=minimized, gap=0.0, paging_first=paging_first)
         helps = conflict is None or change in conflict
@@ -265,7 +265,7 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
-            least = replace(without, minimize=OWN, own_objective=terms)
+            least = replace(without, minimize=USER_OBJECTIVE, own_objective=terms)
             variant = ChangedProblem(problem=least, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
 
@@ -307,7 +307,7 @@ def constraint_name(rows: Rows) -> str:
 def _is_one_sided(rows: Rows) -> bool:
     """Return whether there is one constraint, with one limit, on totals."""
     one_sided = rows[0].lower is None or rows[0].upper is None
-    return len(rows) == 1 and one_sided and not rows[0].by_stage
+    return len(rows) == 1 and one_sided and not rows[0].is_per_stage
 
 
 def _of_one_sample(problem: Problem) -> Problem | None:
@@ -327,7 +327,7 @@ def _of_one_sample(problem: Problem) -> Problem | None:
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
     small = make(batch_size=1)
-    if any(own_sum_faults(small, problem.constraints, problem.own_objective)):
+    if any(user_sum_faults(small, problem.constraints, problem.own_objective)):
         return None
     return replace(problem.resolved(), graph=small, costs=Costs.estimate(small, device))
 
@@ -343,8 +343,8 @@ def _remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     limit, graph = Limit(name=change, result=result), problem.graph
     amount = simulation.aux_used_bytes if change == Change.STORAGE else limit.value
     nearest = _accepted_from(problem, kind, result, amount or 0.0)
-    bound = limit.bound if result.problem.minimize != OWN else _whole_bound(result)
-    above_minimum = change == Change.RAM and obstacle(problem) is None
+    bound = limit.bound if result.problem.minimize != USER_OBJECTIVE else _whole_bound(result)
+    above_minimum = change == Change.RAM and infeasibility_reason(problem) is None
     return replace(
         remedy,
         works=works if nearest is not None else None,
@@ -363,7 +363,7 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
         change=Change.CONSTRAINT,
         works=works if decided else None,
         constraint=constraint_name(rows),
-        unit=unit_of(row.terms.items()),
+        unit=unit_of_terms(row.terms.items()),
     )
     value = result.value
     if value is None or not _is_one_sided(rows):

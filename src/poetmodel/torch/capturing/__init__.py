@@ -1,1 +1,1 @@
-"""Capturing: forward pass, loss and gradients as one graph, and what it holds for."""
+"""Capturing: forward pass, loss and gradients as one graph, and the guards under which it holds."""

@@ -1,4 +1,4 @@
-"""Guards: what a captured step holds for, what a call differs in, and what no step can do."""
+"""Guards: the assumptions of a captured step, how a call differs from them, and refused calls."""
 
 from __future__ import annotations
 
@@ -23,165 +23,174 @@ if TYPE_CHECKING:
 HOOKS: Final = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )  # fmt: skip
-"""Where a module has its hooks."""
+"""Attributes of a module that contain its hooks."""
 
 # -- guards ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """All that a captured step depends on and a user may change between steps."""
+    """The facts that a captured step depends on and that may change between steps."""
 
     inputs: tuple[Any, ...]
-    """`_form` of each flat input."""
+    """`_tensor_properties` of each flat input."""
     modules: tuple[int, ...]
-    """Identities of the modules."""
+    """``id`` of each module."""
     training: tuple[bool, ...]
     hooks: tuple[tuple[int, ...], ...]
-    """Keys of the hooks of each module: those that there were are part of the program."""
+    """Keys of each module's hooks, which are part of the graph."""
     tensors: tuple[Any, ...]
-    """`_form` of each parameter and buffer; empty if modules are others, or one is gone."""
-    same: tuple[int, ...]
-    """Position of the first equal tensor, for each parameter and buffer, and for each input that a
-    step changes or gives a gradient."""
-    touched: tuple[int | None, ...]
-    """Changed objects of the step that each input shares memory with; empty if a step
+    """`_tensor_properties` of each parameter and buffer; empty if modules changed."""
+    aliases: tuple[int, ...]
+    """Index of the first identical tensor, for each parameter and buffer, and for each input that
+    the step changes or differentiates."""
+    overlaps: tuple[int | None, ...]
+    """For each input the index of a changed tensor with common memory, or None; empty if the step
     changes nothing."""
     autocast: bool
-    """Whether autocast is on around the step; what a model does inside is in the graph."""
+    """Whether autocast is on around the step; autocast inside the model is part of the graph."""
 
 
 class Guards:
-    """Whether a captured step holds for a call, if it holds for things as they are now.
+    """Checks whether a captured step holds for a call, given the state at construction.
 
-    Raises `CaptureError` if the step would leave out what PyTorch does.
+    Raises `CaptureError` if the step would omit something that PyTorch does.
     """
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         named = tuple(joint.module.named_modules())
         self._names = tuple(shown_path(path) or "the model" for path, _ in named)
-        # As long as these are held, no other module can have the identity of one of them.
+        # While these references exist, no new module can have the id of one of them.
         self._modules = tuple(module for _, module in named)
         self._identities = tuple(map(id, self._modules))
         changed = {result.target for result in joint.results}
-        inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
+        inputs = [
+            argument for argument in joint.arguments_of(InputKind.USER_INPUT) if argument in changed
+        ]
         self._written = tuple(argument.position for argument in inputs)
-        self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
+        self._alias_names = tuple(argument.name for argument in (*joint.module_arguments, *inputs))
         kinds = {r.target: r.kind for r in joint.results if r.kind is OutputKind.MUTATION}
-        updated = joint.owned if joint.optimizer is not None else ()
-        own = [argument for argument in joint.owned if argument in kinds or argument in updated]
+        updated = joint.module_arguments if joint.optimizer is not None else ()
+        own = [a for a in joint.module_arguments if a in kinds or a in updated]
         self._changed = Lookup([argument.target for argument in own])
-        """Changes of the step to the module."""
+        """Parameters and buffers that the step changes."""
         self._changed_inputs = [a.position for a in inputs if a in kinds]
         self._changed_names = [argument.name for argument in own]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
-        self._constants = tuple(_places_of_constants(joint, self._names, self._modules))
+        self._constants = tuple(_constant_holders(joint, self._names, self._modules))
         self.compiled = self._assumptions(joint.inputs)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Whether the step computes what PyTorch would for flat inputs.
+        """Return whether the step computes what PyTorch would for flat inputs.
 
-        Raises `CaptureError` if no step would: it cannot run hooks of parameters, for one.
+        Raises `CaptureError` if no compiled step would, for example with hooks of parameters.
         """
         joint = self._joint
         return (
-            joint.python.hold()
+            joint.python_guards.hold()
             and not any(self._replaced_constants())
             and self._assumptions(inputs) == self.compiled
-            and joint.read.hold(joint.read_from(inputs))
+            and joint.value_guards.hold(joint.guarded_tensors(inputs))
         )
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
-        """Yield in words what is not as it was when the step was compiled."""
+        """Yield a description of each difference from the state at compilation."""
         before, now = self.compiled, self._assumptions(inputs)
-        yield from _changed(self._joint.input_names, before.inputs, now.inputs)
+        yield from _property_differences(self._joint.input_names, before.inputs, now.inputs)
         if before.modules != now.modules:
-            yield _replaced(self._names, before.modules, now.modules)
+            yield _describe_replaced(self._names, before.modules, now.modules)
             return
-        owned = self._joint.owned
-        if len(owned) != len(now.tensors):
-            yield "a parameter or a buffer is gone"
+        arguments = self._joint.module_arguments
+        if len(arguments) != len(now.tensors):
+            yield "a parameter or a buffer is missing"
             return
-        yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
-        yield from _untied(self._shared, before.same, now.same)
+        argument_names = [argument.name for argument in arguments]
+        yield from _property_differences(argument_names, before.tensors, now.tensors)
+        yield from _alias_differences(self._alias_names, before.aliases, now.aliases)
         names = self._joint.input_names
-        for name, old, new in zip(names, before.touched, now.touched, strict=False):
+        for name, old, new in zip(names, before.overlaps, now.overlaps, strict=False):
             if old != new:
                 changed = self._changed_names[(new if old is None else old) or 0]
-                how = "shares no memory" if new is None else "shares memory"
-                yield f"{name} {how} with {changed}, which the step changes"
+                verb = "shares no memory" if new is None else "shares memory"
+                yield f"{name} {verb} with {changed}, which the step changes"
         yield from self._module_differences(now)
         replaced = [*self._replaced_constants()]
-        yield from (f"{name} is another tensor, or gone" for name in replaced)
-        python = [*self._joint.python.differences()]
+        yield from (f"{name} is another tensor, or missing" for name in replaced)
+        python = [*self._joint.python_guards.differences()]
         yield from python
         if before == now and not replaced and not python:
-            yield from self._joint.read.differences(self._joint.read_from(inputs))
+            tensors = self._joint.guarded_tensors(inputs)
+            yield from self._joint.value_guards.differences(tensors)
 
-    def _touched(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
-        """Return, for each input, the changed object that it shares memory with."""
+    def _overlaps(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
+        """Return for each input the index of a changed tensor with common memory, or None."""
         if not self._changed_names:
             return ()
         changed = [*self._changed(self._joint.module), *(inputs[k] for k in self._changed_inputs)]
-        places: dict[int, list[int]] = {}
-        for place, tensor in enumerate(changed):
-            places.setdefault(storage_key(tensor), []).append(place)
+        by_storage: dict[int, list[int]] = {}
+        for index, tensor in enumerate(changed):
+            by_storage.setdefault(storage_key(tensor), []).append(index)
         return tuple(
-            next((k for k in places.get(storage_key(value), ()) if _meet(changed[k], value)), None)
+            next(
+                (k for k in by_storage.get(storage_key(value), ()) if _overlap(changed[k], value)),
+                None,
+            )
             if isinstance(value, torch.Tensor) and is_plain(value)
             else None
             for value in inputs
         )
 
     def _replaced_constants(self) -> Iterator[str]:
-        """Yield where another tensor is than the constant of the step; its values may change."""
+        """Yield the name of each constant that was replaced by another object."""
         for holder, key, name, constant in self._constants:
             if holder.get(key) is not constant:
                 yield name
 
     def _module_differences(self, now: Assumptions) -> Iterator[str]:
         before = self.compiled
-        # The first module wraps the model and its loss, and is always as it was.
+        # The first module wraps the model and its loss, and never changes.
         if before.training[1:] != now.training[1:]:
-            yield "modules were put into or out of training mode"
+            yield "modules were switched into or out of training mode"
         for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
             if hooks != others:
-                yield f"hooks of {name} came or went"
+                yield f"hooks of {name} were added or removed"
         if before.autocast != now.autocast:
-            yield "autocast is on around the step: use it inside of the model and the loss"
+            yield "autocast is on around the step: use it inside the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
-        """Return the present values that a step on some flat inputs depends on."""
+        """Return the current facts that a step on flat inputs depends on."""
         joint = self._joint
         modules = tuple(joint.module.modules())
         states = [module.__dict__ for module in modules]
         identities = tuple(map(id, modules))
         try:
-            values = joint.owned_values() if identities == self._identities else []
+            values = joint.module_tensors() if identities == self._identities else []
         except AttributeError:
             values = []
-        refuse_surroundings()
+        refuse_inference_mode()
         refuse_inputs(inputs)
-        hooked = [joint.owned[k].name for k, value in enumerate(values) if _is_hooked(value)]
+        hooked = [
+            joint.module_arguments[k].name for k, value in enumerate(values) if _is_hooked(value)
+        ]
         if hooked:
-            raise CaptureError(_hook_fault(joint.name, hooked))
+            raise CaptureError(_hook_error(joint.name, hooked))
         first: dict[int, int] = {}
-        shared = (*map(id, values), *(id(inputs[position]) for position in self._written))
+        tensor_ids = (*map(id, values), *(id(inputs[position]) for position in self._written))
         return Assumptions(
-            inputs=tuple(map(_form, inputs)),
+            inputs=tuple(map(_tensor_properties, inputs)),
             modules=identities,
             training=tuple([state["training"] for state in states]),
             hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
-            tensors=tuple(map(_form, values)),
-            same=tuple([first.setdefault(identity, k) for k, identity in enumerate(shared)]),
-            touched=self._touched(inputs) if values else (),
+            tensors=tuple(map(_tensor_properties, values)),
+            aliases=tuple([first.setdefault(identity, k) for k, identity in enumerate(tensor_ids)]),
+            overlaps=self._overlaps(inputs) if values else (),
             autocast=torch.is_autocast_enabled("cpu"),
         )
 
 
-def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors in one storage reach into the same part of it."""
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether the byte ranges of two tensors in one storage overlap."""
     begins, ends = [], []
     for tensor in (first, second):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -191,11 +200,13 @@ def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(max(begins) < min(ends))
 
 
-def _places_of_constants(
+def _constant_holders(
     joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
-    """Yield where a constant is an attribute of a module, or a name of a Python module."""
-    constants = {id(value) for value in map(joint.value, joint.of(InputKind.CONSTANT_TENSOR))}
+    """Yield (attributes, key, name, constant) per module or Python module with a constant."""
+    constants = {
+        id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
+    }
     if not constants:
         return
     holders = [(name, vars(module)) for name, module in zip(names, modules, strict=True)]
@@ -210,54 +221,54 @@ def _places_of_constants(
                 yield holder, key, f"{name}.{key}", value
 
 
-# -- what no step can do -----------------------------------------------------------------------
+# -- calls that no step supports ---------------------------------------------------------------
 
 
-def refuse_surroundings() -> None:
-    """Raise `CaptureError` inside of inference mode, whose tensors cannot be trained on."""
+def refuse_inference_mode() -> None:
+    """Raise `CaptureError` in inference mode, whose tensors cannot be trained on."""
     if torch.is_inference_mode_enabled():
         raise CaptureError("inference mode is on: compile and call a training step outside of it")
 
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
-    """Raise `CaptureError` if something before the step waits for the gradient of a flat input."""
+    """Raise `CaptureError` if a flat input has a gradient function or a hook for its gradient."""
     for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
         if not value.is_leaf:
             raise CaptureError(
                 f"inputs[{position}] requires a gradient and was computed from other tensors, "
-                "which a step does not reach: they would get no gradient. Give inputs"
-                f"[{position}].detach(), or put what computes it into the model"
+                "which would get no gradient from the step. Pass "
+                f"inputs[{position}].detach(), or move the computation into the model"
             )
         if _is_hooked(value):
-            raise CaptureError(_hook_fault("step", [f"inputs[{position}]"]))
+            raise CaptureError(_hook_error("step", [f"inputs[{position}]"]))
 
 
 def _is_hooked(tensor: torch.Tensor | None) -> bool:
-    """Whether PyTorch would run a hook when a tensor gets its gradient."""
+    """Return whether PyTorch would call a hook when a tensor gets its gradient."""
     return tensor is not None and bool(
         (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # noqa: SLF001
         and tensor.requires_grad
     )
 
 
-def _hook_fault(name: str, parameters: Sequence[str]) -> str:
-    """Return the faults in hooks of parameters, with a remedy."""
+def _hook_error(name: str, parameters: Sequence[str]) -> str:
+    """Return the message for parameters with hooks, with a remedy."""
     return (
         f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "
-        "(register_hook, register_post_accumulate_grad_hook); remove them, and do what they do "
-        "with .grad after the step"
+        "(register_hook, register_post_accumulate_grad_hook); remove them, and process .grad after "
+        "the step"
     )
 
 
-# -- words and forms ---------------------------------------------------------------------------
+# -- differences as text -----------------------------------------------------------------------
 
 
-def _form(value: Any) -> Any:
-    """Return all of a tensor but its values; of anything else its type and its text.
+def _tensor_properties(value: Any) -> Any:
+    """Return the properties of a tensor without its values; of other objects type and text.
 
-    As text NaN is equal to itself, and numbers of two types are not.
+    The text makes NaN equal to itself, and numbers of different types unequal.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
@@ -266,32 +277,36 @@ def _form(value: Any) -> Any:
     return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)
 
 
-def _shown(form: Any) -> str:
-    if len(form) == 2:  # noqa: PLR2004 - no tensor: type and text
-        return str(form[1])
-    shape, dtype, stride, device, trained = form
-    named = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
-    return f"{named} on {device}" + (", requiring a gradient" if trained else "")
+def _format_properties(properties: Any) -> str:
+    if len(properties) == 2:  # noqa: PLR2004 - no tensor: type and text
+        return str(properties[1])
+    shape, dtype, stride, device, trained = properties
+    layout = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
+    return f"{layout} on {device}" + (", requiring a gradient" if trained else "")
 
 
-def _changed(names: Iterable[str], before: Iterable[Any], now: Iterable[Any]) -> Iterator[str]:
-    for name, form, other in zip(names, before, now, strict=True):
-        if form != other:
-            yield f"{name} was {_shown(form)} and is {_shown(other)}"
+def _property_differences(
+    names: Iterable[str], before: Iterable[Any], now: Iterable[Any]
+) -> Iterator[str]:
+    for name, old, new in zip(names, before, now, strict=True):
+        if old != new:
+            yield f"{name} was {_format_properties(old)} and is {_format_properties(new)}"
 
 
-def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
+def _describe_replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
     if len(before) == len(now):
         replaced = [name for name, old, new in zip(names, before, now, strict=True) if old != new]
     else:
-        there = set(now)
-        replaced = [name for name, old in zip(names, before, strict=True) if old not in there]
+        present = set(now)
+        replaced = [name for name, old in zip(names, before, strict=True) if old not in present]
     if not replaced:
         return "modules were added to the model"
-    return f"{listed(replaced)}: another module is there, or none"
+    return f"{listed(replaced)}: replaced by another module, or removed"
 
 
-def _untied(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> Iterator[str]:
+def _alias_differences(
+    names: Sequence[str], before: Sequence[int], now: Sequence[int]
+) -> Iterator[str]:
     for k, (old, new) in enumerate(zip(before, now, strict=True)):
         if old == new:
             continue

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a step: their rules, flattening and restoring."""
+"""Inputs and outputs of a step: checks, flattening and restoring."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Inputs = Sequence[Any] | Mapping[str, Any]
-    Make = Callable[[Iterator[torch.Tensor]], Any]
+    Builder = Callable[[Iterator[torch.Tensor]], Any]
     Leaves = list[tuple[str, torch.Tensor]]
 
 
-def _plain(inputs: Any) -> Any:
-    """Return inputs with dicts in place of mappings of any type."""
+def _with_plain_dicts(inputs: Any) -> Any:
+    """Return inputs with mappings of any type converted to dicts."""
     return _pytree.tree_map(
         lambda value: (
-            {key: _plain(item) for key, item in value.items()}
+            {key: _with_plain_dicts(item) for key, item in value.items()}
             if isinstance(value, Mapping)
             else value
         ),
@@ -37,47 +37,47 @@ def _plain(inputs: Any) -> Any:
     )
 
 
-def positional(inputs: Inputs) -> tuple[Any, ...]:
-    """Return inputs in their order: a batch of named ones, by their names, is the only one."""
+def positional_inputs(inputs: Inputs) -> tuple[Any, ...]:
+    """Return inputs as a tuple; named inputs become one dict, sorted by name."""
     if isinstance(inputs, Mapping):
         return (dict(sorted(inputs.items(), key=lambda item: str(item[0]))),)
     return tuple(inputs)
 
 
 def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
-    """Return inputs flat, and their form; mappings of any type are dicts."""
-    flat, form = _pytree.tree_flatten(_plain(positional(inputs)))
-    return flat, form
+    """Return the flat list of inputs and its nesting; mappings of any type become dicts."""
+    flat, spec = _pytree.tree_flatten(_with_plain_dicts(positional_inputs(inputs)))
+    return flat, spec
 
 
-def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
-    """Return inputs that were flattened."""
-    inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), form)
+def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
+    """Return flat inputs nested as before `flatten`."""
+    inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), spec)
     return inputs
 
 
-def apart(inputs: Inputs) -> Inputs:
-    """Return inputs in their order, each tensor in memory of its own, which has nothing else.
+def copy_inputs(inputs: Inputs) -> Inputs:
+    """Return inputs with each tensor copied to memory of its own, detached.
 
-    A batch is often a part of a larger tensor, and so may two inputs be. What are no inputs stay as
-    they are.
+    A batch is often a slice of a larger tensor, and two inputs may share one. Objects of other
+    types than inputs are returned as they are.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
-    flat, form = flatten(inputs)
-    return unflatten([_own(x) if isinstance(x, torch.Tensor) else x for x in flat], form)
+    flat, spec = flatten(inputs)
+    return unflatten([_copy_tensor(x) if isinstance(x, torch.Tensor) else x for x in flat], spec)
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input of a form, for people."""
-    count = form.num_leaves
+def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
+    """Return the name of each flat input for display."""
+    count = spec.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))
-    (batch,) = unflatten(range(count), form)
+    (batch,) = unflatten(range(count), spec)
     paths = {
         position: f"{key}{_pytree.keystr(path)}"
         for key, value in batch.items()
@@ -86,7 +86,7 @@ def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
     return tuple(paths[position] for position in range(count))
 
 
-# -- what a model is called with ---------------------------------------------------------------
+# -- arguments of a model ----------------------------------------------------------------------
 
 
 def _signature(model: torch.nn.Module) -> inspect.Signature | None:
@@ -96,106 +96,106 @@ def _signature(model: torch.nn.Module) -> inspect.Signature | None:
         return None
 
 
-def takes_keywords(model: torch.nn.Module, given: Inputs) -> bool:
-    """Whether a model is to get the items of its only input, a mapping, by name.
+def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
+    """Return whether a model gets the items of its only argument, a mapping, as keywords.
 
-    It is where that mapping is given itself, in no tuple. In one, it is where all keys are
-    parameters of its ``forward``, and not one thing by chance. Where ``forward`` takes any keyword
-    (``**kwargs``), one of them must be a parameter that has a name.
+    True if `arguments` is a mapping. True for a tuple of one mapping if all keys are parameters of
+    ``forward``, and there are several keys or parameters, so that no single name matches by
+    chance. If ``forward`` takes any keyword (``**kwargs``), one key must be a named parameter.
     """
-    if isinstance(given, Mapping):
+    if isinstance(arguments, Mapping):
         return True
-    if len(given) != 1 or not isinstance(given[0], Mapping):
+    if len(arguments) != 1 or not isinstance(arguments[0], Mapping):
         return False
-    called = _signature(model)
-    if called is None:
+    signature = _signature(model)
+    if signature is None:
         return False
-    parameters = called.parameters.values()
-    keys, kinds = set(given[0]), {parameter.kind for parameter in parameters}
+    parameters = signature.parameters.values()
+    keys, kinds = set(arguments[0]), {parameter.kind for parameter in parameters}
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
         return True
     if inspect.Parameter.VAR_KEYWORD in kinds:
         keys &= named
-    return bool(keys) and keys <= named and (len(given[0]) > 1 or len(named) > 1)
+    return bool(keys) and keys <= named and (len(arguments[0]) > 1 or len(named) > 1)
 
 
-# -- what they must be -------------------------------------------------------------------------
+# -- checks of steps and inputs ----------------------------------------------------------------
 
 
-def refuse(name: str, faults: Iterable[str]) -> None:
-    """Raise `CaptureError` with the first of some faults of a step."""
-    for fault in faults:
-        raise CaptureError(f"{name}: {fault}")
+def refuse(name: str, errors: Iterable[str]) -> None:
+    """Raise `CaptureError` with the first of some errors of a step; do nothing if there is none."""
+    for error in errors:
+        raise CaptureError(f"{name}: {error}")
 
 
-def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
-    """Yield why a step cannot be captured, as far as shows before a run."""
+def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
+    """Yield each error of a step that is detectable without running it."""
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad): capture a training step outside of it"
     if not isinstance(model, torch.nn.Module):
         yield f"expected a torch.nn.Module, got a {type(model).__name__}"
     for path, module in model.named_modules():
-        yield from _module_faults(path, module)
+        yield from _module_errors(path, module)
     if loss_fn is not None and not callable(loss_fn):
         yield f"loss_fn: expected a function or None, got {shown(loss_fn)}"
     if _is_compiled(loss_fn):
-        yield "loss_fn is compiled (torch.compile); give the function that it was made of"
+        yield "loss_fn is compiled (torch.compile); pass the original function"
     if loss_fn is not None and isinstance(inputs, Mapping):
         yield (
             "loss_fn: a batch of named inputs is trained on the loss that the model returns; leave "
-            "loss_fn out, or give a tuple such as (batch, target)"
+            "loss_fn out, or pass a tuple such as (batch, target)"
         )
-    yield from input_faults(inputs)
+    yield from input_errors(inputs)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        yield from _tensor_faults(path, tensor)
-    yield from _call_faults(model, inputs, alone=loss_fn is None)
+        yield from _tensor_errors(path, tensor)
+    yield from _call_errors(model, inputs, alone=loss_fn is None)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         yield "no parameter requires a gradient, so there is nothing to train"
 
 
-def empty_faults(inputs: Inputs) -> Iterator[str]:
-    """Yield the inputs without elements, such as a batch of 0: a step of none trains nothing."""
-    flat, form = flatten(inputs)
-    names = input_names(form, by_name=isinstance(inputs, Mapping))
+def empty_input_errors(inputs: Inputs) -> Iterator[str]:
+    """Yield an error per input without elements, such as a batch of 0, which trains nothing."""
+    flat, spec = flatten(inputs)
+    names = input_names(spec, by_name=isinstance(inputs, Mapping))
     for name, value in zip(names, flat, strict=True):
         if isinstance(value, torch.Tensor) and not value.numel():
-            yield f"{name} has no elements (shape {list(value.shape)}); give a batch of 1 or more"
+            yield f"{name} has no elements (shape {list(value.shape)}); pass a batch of 1 or more"
 
 
-def _tensor_faults(path: str, tensor: torch.Tensor) -> Iterator[str]:
+def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
         )
     elif not is_plain(tensor) and tensor.layout == torch.strided:
         yield (
-            f"{path} is a {type(tensor).__name__}, whose operations are its own; give a model "
+            f"{path} is a {type(tensor).__name__}, whose operations are its own; pass a model "
             "whose parameters and buffers are plain tensors"
         )
 
 
-def _module_faults(path: str, module: torch.nn.Module) -> Iterator[str]:
+def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
     kinds = [kind.__name__ for kind in type(module).__mro__]
     where = f"module {path!r} is" if path else "the model is"
     wrapped = "OptimizedModule" in kinds
     if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
         yield (
-            f"{where} compiled (torch.compile), and its operations cannot be captured; give the "
-            "module that it was made of" + (" (model._orig_mod)" if wrapped else ", not compiled")
+            f"{where} compiled (torch.compile), and its operations cannot be captured; pass the "
+            "original module" + (" (model._orig_mod)" if wrapped else ", not compiled")
         )
     if _is_compiled(module.forward):
         yield (
             f"forward of {path or 'the model'} is compiled (torch.compile), and its operations "
-            "cannot be captured; give a module whose forward is not compiled"
+            "cannot be captured; pass a module whose forward is not compiled"
         )
     if not _PARALLEL.isdisjoint(kinds):
         yield (
-            f"{where} a {kinds[0]}, which a compiled step cannot keep in step with its replicas; "
-            "give the module inside (model.module), and average gradients after the step"
+            f"{where} a {kinds[0]}, and a compiled step does not synchronize its replicas; pass "
+            "the module inside (model.module), and average gradients after the step"
         )
     if isinstance(module, torch.jit.ScriptModule):
-        yield f"{where} scripted (torch.jit); give the module that it was made of"
+        yield f"{where} scripted (torch.jit); pass the original module"
 
 
 _PARALLEL: Final = frozenset(
@@ -204,19 +204,19 @@ _PARALLEL: Final = frozenset(
 
 
 def _is_compiled(function: object) -> bool:
-    """Whether a function was compiled, and not kept from it (``torch.compiler.disable``)."""
-    made_of = hasattr(function, "_torchdynamo_orig_callable")
-    return made_of and not getattr(function, "_torchdynamo_disable", False)
+    """Return whether a function is compiled and not excluded by ``torch.compiler.disable``."""
+    is_wrapper = hasattr(function, "_torchdynamo_orig_callable")
+    return is_wrapper and not getattr(function, "_torchdynamo_disable", False)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense memory that PyTorch's own kernels read."""
-    own = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return own and tensor.layout == torch.strided and not tensor.is_nested
+    """Return whether a tensor is dense memory for PyTorch's own kernels, of no special subclass."""
+    has_own_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return has_own_dispatch and tensor.layout == torch.strided and not tensor.is_nested
 
 
-def input_faults(inputs: object) -> Iterator[str]:
-    """Yield why inputs are no tuple of what a step can take."""
+def input_errors(inputs: object) -> Iterator[str]:
+    """Yield an error for each input that a step cannot take."""
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
@@ -230,14 +230,14 @@ def input_faults(inputs: object) -> Iterator[str]:
         return
     if len(inputs) == 0:
         yield "expected inputs (the target last), got none"
-    flat, form = flatten(inputs)
-    for name, value in zip(input_names(form, by_name=bool(named)), flat, strict=True):
+    flat, spec = flatten(inputs)
+    for name, value in zip(input_names(spec, by_name=bool(named)), flat, strict=True):
         kind = type(value)
         if getattr(value, "layout", torch.strided) != torch.strided:
             yield f"{name}: expected a dense tensor, got {value.layout}"
         elif isinstance(value, torch.Tensor) and not is_plain(value):
             got = "nested tensor" if value.is_nested else kind.__name__
-            yield f"{name}: expected a plain tensor, got a {got}; give the tensors that it holds"
+            yield f"{name}: expected a plain tensor, got a {got}; pass the tensors that it contains"
         if kind.__module__ == "numpy":
             yield (
                 f"{name}: expected a tensor, got a {kind.__name__} of numpy; convert it "
@@ -245,37 +245,40 @@ def input_faults(inputs: object) -> Iterator[str]:
             )
         if not isinstance(value, (torch.Tensor, str, int, float, NoneType)):
             yield (
-                f"{name}: expected a tensor, got a {kind.__name__}; give the tensors that "
-                "it holds, in a tuple, list or mapping"
+                f"{name}: expected a tensor, got a {kind.__name__}; pass the tensors that it "
+                "contains, in a tuple, list or mapping"
             )
 
 
-def _call_faults(model: torch.nn.Module, inputs: Inputs, *, alone: bool) -> Iterator[str]:
-    """Yield what is wrong where the model does not take as many inputs as it is to get."""
-    called = _signature(model)
-    if called is None or model._forward_pre_hooks:  # noqa: SLF001 - they may change what it gets
+def _call_errors(model: torch.nn.Module, inputs: Inputs, *, alone: bool) -> Iterator[str]:
+    """Yield an error if ``forward`` cannot be called with the inputs; `alone` without a loss_fn."""
+    signature = _signature(model)
+    if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
         return
-    given = positional(inputs) if alone else positional(inputs)[:-1]
-    by_name = takes_keywords(model, inputs if alone else given)
+    arguments = positional_inputs(inputs) if alone else positional_inputs(inputs)[:-1]
+    by_name = takes_keywords(model, inputs if alone else arguments)
     role = "without a loss_fn, the model gets all of them" if alone else "the last is the target"
-    what = listed(given[0]) if by_name else f"{len(given)} of them: {role}"
+    text = listed(arguments[0]) if by_name else f"{len(arguments)} of them: {role}"
     try:
-        called.bind(**given[0]) if by_name else called.bind(*given)
+        signature.bind(**arguments[0]) if by_name else signature.bind(*arguments)
     except TypeError as error:
-        yield f"inputs: forward{called} cannot be called with {what} ({error})"
+        yield f"inputs: forward{signature} cannot be called with {text} ({error})"
 
 
-# -- outputs: the loss in what a model returns, and the rest of it -----------------------------
+# -- outputs: the loss in a model's output, and its other tensors -------------------------------
 
 _PLAIN: Final = (
     bool, int, float, complex, str, bytes, NoneType, type, FunctionType, BuiltinFunctionType,
     torch.dtype, torch.device,
 )  # fmt: skip
-"""Outputs of each step in the form of the capture's."""
+"""Types of output values that each step returns as they were at the capture."""
 
 
-def loss_in(name: str, output: Any) -> Any:
-    """Return the loss of an output: itself, what lies under ``loss`` in it, or its first item."""
+def find_loss(name: str, output: Any) -> Any:
+    """Return an output's loss: its item or attribute ``loss``, its first item, or the output.
+
+    Raises `CaptureError` if ``loss`` is None or no tensor.
+    """
     keyed = isinstance(output, Mapping)
     if keyed:
         loss = output.get("loss")
@@ -285,8 +288,8 @@ def loss_in(name: str, output: Any) -> Any:
         loss = output.loss
     if loss is None:
         raise CaptureError(
-            f"{name}: there is no loss in the {type(output).__name__} that is returned; give the "
-            "model its target (labels), or give a loss_fn"
+            f"{name}: there is no loss in the {type(output).__name__} that is returned; pass the "
+            "model its target (labels), or pass a loss_fn"
         )
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(f"{name}: expected a loss that is a tensor, got a {type(loss).__name__}")
@@ -294,43 +297,45 @@ def loss_in(name: str, output: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputForm:
-    """How what a model returned is made of its loss and other tensors.
+class OutputStructure:
+    """The structure of a model's output around its loss and other tensors.
 
-    Tuples, lists, dataclasses, and the attributes of the output itself are as they were; mappings
-    are dicts. Numbers, words and functions are those of the capture. Any other object in it, such
-    as the cache of a language model, is None.
+    Tuples, lists, dataclasses and the attributes of the output itself are restored; mappings
+    become dicts. Numbers, strings and functions are those of the capture. Any other object, such
+    as the cache of a language model, becomes None.
     """
 
     names: tuple[str, ...]
-    """Where in the output each tensor beside the loss is, such as ``hidden_states[0]``."""
+    """Path in the output of each tensor besides the loss, such as ``hidden_states[0]``."""
     _positions: tuple[int, ...]
-    """For each tensor in the output: 0 for the loss, or 1 and up for others."""
-    _make: Make
+    """For each tensor in the output: 0 for the loss, or 1 + its index in `names`."""
+    _builder: Builder
 
     @classmethod
-    def of(cls, output: Any, loss: torch.Tensor) -> tuple[OutputForm, list[torch.Tensor]]:
-        """Return the form of an output, and its tensors beside the loss."""
+    def of(cls, output: Any, loss: torch.Tensor) -> tuple[OutputStructure, list[torch.Tensor]]:
+        """Return the structure of an output, and its tensors besides the loss."""
         leaves: Leaves = []
-        make = _flatten(output, "", leaves)
+        builder = _collect_tensors(output, "", leaves)
         others: Leaves = []
         positions = []
         for path, tensor in leaves:
             if tensor is not loss:
                 others.append((path, tensor))
             positions.append(0 if tensor is loss else len(others))
-        form = cls(names=tuple(path for path, _ in others), _positions=tuple(positions), _make=make)
-        return form, [tensor for _, tensor in others]
+        structure = cls(
+            names=tuple(path for path, _ in others), _positions=tuple(positions), _builder=builder
+        )
+        return structure, [tensor for _, tensor in others]
 
-    def filled(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
-        """Return an output with these tensors."""
+    def build(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
+        """Return an output of this structure with new tensors."""
         values = (loss, *others)
-        return self._make(values[position] for position in self._positions)
+        return self._builder(values[position] for position in self._positions)
 
-    def named(self, output: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors of an output of this form by name; that of the loss is empty."""
+    def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors in an output of this structure by name; the loss has the name ""."""
         leaves: Leaves = []
-        _flatten(output, "", leaves)
+        _collect_tensors(output, "", leaves)
         names = ("", *self.names)
         return {
             names[position]: tensor
@@ -338,8 +343,8 @@ class OutputForm:
         }
 
 
-def _flatten(value: Any, path: str, leaves: Leaves) -> Make:
-    """Put the tensors of a value among the leaves; return what makes it of the next of them."""
+def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
+    """Append the tensors in a value to `leaves`; return a function that rebuilds it from others."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
         return next
@@ -362,19 +367,19 @@ def _flatten(value: Any, path: str, leaves: Leaves) -> Make:
         named = "{}[{}]"
     elif not path and hasattr(value, "__dict__"):
         items = dict(vars(value))
-        build = partial(_with_attributes, _with_attributes(value, dict.fromkeys(items)))
+        build = partial(_copy_with_attributes, _copy_with_attributes(value, dict.fromkeys(items)))
         named = "{}.{}"
     else:
         return lambda _: None
-    makers = {
-        key: _flatten(item, named.format(path, key).removeprefix("."), leaves)
+    builders = {
+        key: _collect_tensors(item, named.format(path, key).removeprefix("."), leaves)
         for key, item in items.items()
     }
-    return lambda values: build({key: maker(values) for key, maker in makers.items()})
+    return lambda values: build({key: builder(values) for key, builder in builders.items()})
 
 
-def _with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
-    """Return a copy of an object with other attributes."""
+def _copy_with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
+    """Return a shallow copy of an object with some attributes replaced."""
     copied = copy.copy(value)
     vars(copied).update(attributes)
     return copied

@@ -1,7 +1,7 @@
-"""Capture: module, loss and inputs become one functional graph of forward, loss and backward.
+"""Capture: makes one functional graph of forward, loss and backward from a module and inputs.
 
-What PyTorch does not promise to keep is used here (``aot_export_joint_with_descriptors``, PyTorch
-2.9 and newer) and in `joint_graph` (its descriptors), `values` and `surroundings`.
+PyTorch does not promise to preserve the functions used here (``aot_export_joint_with_descriptors``,
+PyTorch 2.9 and newer), in `joint_graph` (its descriptors), `values` and `surroundings`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch._guards import TracingContext, tracing
 from poetmodel.clock import rare_collections
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import (
-    OutputForm,
-    apart,
+    OutputStructure,
+    copy_inputs,
+    find_loss,
     flatten,
     input_names,
-    loss_in,
     refuse,
-    step_faults,
+    step_errors,
     takes_keywords,
     unflatten,
 )
@@ -36,26 +36,36 @@ from poetmodel.torch.capturing.joint_graph import (
     InputKind,
     Joint,
     OutputKind,
-    in_module,
     input_specs,
+    location_suffix,
     output_specs,
     shown_path,
 )
-from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
+from poetmodel.torch.capturing.modules import (
+    AssignedBuffers,
+    GeneratorStates,
+    Leftovers,
+    ModuleSnapshot,
+)
 from poetmodel.torch.capturing.python_reads import PythonReads
-from poetmodel.torch.capturing.replay import temporarily
+from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.state_changes import StateChanges, WrittenTensors
 from poetmodel.torch.capturing.surroundings import (
-    annotated,
-    drawing,
+    annotate_nodes,
+    checkpoints_as_eager,
     fake_mode,
-    followed_checkpoints,
+    known_values,
     native_operators,
     onednn,
-    refused_seeding,
-    values_given,
+    refuse_seeding,
+    retained_draws,
 )
-from poetmodel.torch.capturing.values import FiniteChecks, KnownValues, ValueGuards, is_unknown
+from poetmodel.torch.capturing.values import (
+    FiniteChecks,
+    KnownValues,
+    ValueGuards,
+    is_unknown_value_error,
+)
 from poetmodel.torch.errors import RAISED, explained
 from poetmodel.torch.graph.tensors import tensors_in
 from poetmodel.torch.int8.reading import with_fronts
@@ -71,7 +81,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("poetmodel.torch.joint")
 
 LOSS: Final = "loss"
-"""Where a loss with parameters of its own lies in the captured one."""
+"""Name of a loss module in the captured module."""
 
 
 def capture(
@@ -88,41 +98,41 @@ def capture(
     model, loss_fn, inputs
         As for `compile`.
     name : str, optional
-        What to call it; by default the class of `model`.
+        Name of the step in messages; by default the class of `model`.
 
     Returns
     -------
     Joint
-        In which a module that PT2E has quantized is a front in int8. Parameters, gradients,
-        buffers and the state of random generators stay as they were.
+        A module that PT2E has quantized is replaced by an int8 front in it. Parameters,
+        gradients, buffers and the state of random generators are left unchanged.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured: says which operation, where, and what to do.
+        If the step cannot be captured. The message names the operation, its place and a remedy.
     """
     name = name or type(model).__name__
-    refuse(name, step_faults(model, loss_fn, inputs))
+    refuse(name, step_errors(model, loss_fn, inputs))
     model = with_fronts(model)
     flat, spec = flatten(inputs)
     by_name = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
-    returned: list[OutputForm] | None = [] if isinstance(inputs, Mapping) else None
+    returned: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
-    stepped, assigned = _with_loss(
+    stepped, assigned = _wrap_with_loss(
         name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
     )
-    attributes = Attributes(stepped)
+    attributes = ModuleSnapshot(stepped)
     reads = PythonReads(stepped, loss_fn)
     changes = StateChanges(name, attributes, reads)
-    draws = Draws(name, attributes)
+    draws = GeneratorStates(name, attributes)
     leftovers = Leftovers()
 
-    def begin() -> None:
-        # PyTorch runs the model several times; each time begins with what the first found.
-        attributes.put_back(within=True)
-        leftovers.forget()
+    def prepare_forward() -> None:
+        # PyTorch calls the model several times; each call must find the state of the first.
+        attributes.restore(within=True)
+        leftovers.empty_holders()
 
     trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
@@ -130,48 +140,52 @@ def capture(
     has_lstm = any(isinstance(module, torch.nn.LSTM) for module in stepped.modules())
     try:
         with (
-            # A failure that is raised anyway need not be logged, with its traceback, too.
-            temporarily(logger.setLevel, logging.CRITICAL, logger.level),
-            draws.kept(),
+            # A failure that is raised anyway need not be logged with its traceback.
+            temporary_setting(logger.setLevel, logging.CRITICAL, logger.level),
+            draws.restored(),
             explained(name, trail),
-            refused_seeding(),
-            # The LSTM of oneDNN has a backward that cannot be captured.
+            refuse_seeding(),
+            # The backward of oneDNN's LSTM cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
             rare_collections(),
         ):
-            with draws.kept():
+            with draws.restored():
                 _observe(stepped, flat, attributes, reads, changes)
-            assigned.at_start = begin
-            recorded = partial(annotated, stepped, trail, draws.check)
+            assigned.before_forward = prepare_forward
+            recorded = partial(annotate_nodes, stepped, trail, draws.check)
             export = partial(
-                _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
+                _try_export, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
             )
-            while (exported := export()) is None or assigned.learn() or checks.learn(*exported):
-                attributes.put_back()
+            while (
+                (exported := export()) is None
+                or assigned.register_assigned()
+                or checks.watch_operators(*exported)
+            ):
+                attributes.restore()
             graph_module, values = exported
             draws.check()
     finally:
-        assigned.at_start = None
-        stale = attributes.put_back()
-        leftovers.take_away()
-    if leftovers.kept_by:
+        assigned.before_forward = None
+        stale = attributes.restore()
+        leftovers.remove_tensors()
+    if leftovers.holder_names:
         _LOG.warning(
-            "%s: forward keeps tensors outside of the model (%s), which a compiled step does not: "
-            "what was there was put back",
+            "%s: forward stores tensors outside of the model (%s), which a compiled step does not: "
+            "the previous content was restored",
             name,
-            listed(sorted(leftovers.kept_by)),
+            listed(sorted(leftovers.holder_names)),
         )
     if stale:
         _LOG.warning(
             "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
-            "and the attribute was put back; to have it updated, make it a buffer "
+            "and the attribute was restored; to have it updated, make it a buffer "
             "(register_buffer) and assign it with .detach()",
             name,
             ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
         )
     for node in graph_module.graph.nodes:
-        values.forget(node.meta.get("val"))
+        values.clear(node.meta.get("val"))
     output = returned[0] if returned else None
     names = input_names(spec, by_name=output is not None)
     arguments = tuple(input_specs(name, graph_module, names))
@@ -185,19 +199,21 @@ def capture(
         ),
         input_spec=spec,
         inputs=tuple(flat),
-        read=ValueGuards(tuple(values.reads.values())),
-        python=reads.guards(name, changes.alternatives),
+        value_guards=ValueGuards(tuple(values.reads.values())),
+        python_guards=reads.guards(name, changes.alternatives),
         output=output,
-        checked=tuple(checks.lines),
+        finite_check_lines=tuple(checks.lines),
     )
-    joint.python.use_constants([joint.value(a) for a in joint.of(InputKind.CONSTANT_TENSOR)])
-    refuse(name, _faults(joint))
+    constants = joint.arguments_of(InputKind.CONSTANT_TENSOR)
+    joint.python_guards.use_constants([joint.value(a) for a in constants])
+    refuse(name, _capture_errors(joint))
     changed = {result.target.target for result in joint.results if result.target is not None}
-    unsteady = [shown_path(g.path) for g in joint.read.sources if g.path and g.path in changed]
+    sources = joint.value_guards.sources
+    unsteady = [shown_path(g.path) for g in sources if g.path and g.path in changed]
     if unsteady:
         _LOG.warning(
-            "%s: forward reads %s, which each step changes: once it reads something else, the step "
-            "is refused, or compiled again (dynamic='retrace')",
+            "%s: forward reads %s, which each step changes: once a value differs, the step is "
+            "refused, or compiled again (dynamic='retrace')",
             name,
             ", ".join(unsteady),
         )
@@ -207,14 +223,14 @@ def capture(
 def _observe(
     stepped: torch.nn.Module,
     inputs: Sequence[Any],
-    attributes: Attributes,
+    attributes: ModuleSnapshot,
     reads: PythonReads,
     changes: StateChanges,
 ) -> None:
-    """Run a forward pass of eager PyTorch, and record which Python values it reads.
+    """Run an eager forward pass on copies of the inputs; record the Python values that it reads.
 
-    On copies of the inputs; all tensors, the random state and attributes are put back. Where it
-    fails, the capture that follows says so.
+    Restores all tensors, the random state and attributes. An error in the pass is ignored, because
+    the capture that follows raises it.
     Raises `CaptureError` if each forward pass changes Python state.
     """
     written = WrittenTensors(stepped.buffers())
@@ -222,75 +238,76 @@ def _observe(
     def forward() -> None:
         random = torch.random.fork_rng(devices=[])
         with random, warnings.catch_warnings(action="ignore"), written:
-            stepped(*apart(tuple(inputs)))
+            stepped(*copy_inputs(tuple(inputs)))
 
-    def put_back() -> None:
-        attributes.put_back()
-        changes.put_back()
-        written.put_back()
+    def restore() -> None:
+        attributes.restore()
+        changes.restore()
+        written.restore()
 
     try:
         with reads.recording(), suppress(*RAISED):
             forward()
-        reads.places.forget_temporary()
-        changes.check(forward, put_back)
+        reads.places.remove_temporary()
+        changes.check(forward, restore)
     finally:
-        put_back()
+        restore()
 
 
-def _exported(
+def _try_export(
     stepped: torch.nn.Module,
     inputs: Sequence[Any],
     recorded: Callable[[], AbstractContextManager[None]],
     checks: FiniteChecks,
-    attributes: Attributes,
+    attributes: ModuleSnapshot,
     leftovers: Leftovers,
     *,
     mkldnn: bool,
 ) -> tuple[fx.GraphModule, KnownValues] | None:
-    """Return the joint graph, and what is known of values; None where it takes another attempt.
+    """Return the joint graph and the known values; None if the export must be repeated.
 
-    That is so where the code keeps what one forward pass makes for the next, and where a value is
-    read that nobody knows: whether numbers are finite can be told after the step, and is looked out
-    for from then on.
+    That is the case if the code stores tensors from one forward pass for the next, and if a value
+    is read that is unknown. The latter turns `checks` on: whether numbers are finite can be tested
+    after the step.
     """
     values = KnownValues()
     context = TracingContext(fake_mode(values, mkldnn=mkldnn))
     try:
         with (
             recorded(),
-            followed_checkpoints(stepped),
-            values_given(stepped, inputs, values),
-            drawing(),
+            checkpoints_as_eager(stepped),
+            known_values(stepped, inputs, values),
+            retained_draws(),
             ExitStack() as stack,
             tracing(context),
         ):
             exported = aot_export_joint_with_descriptors(stack, stepped, tuple(inputs))
     except RAISED as error:
-        attributes.put_back()
-        if leftovers.learn(error):
+        attributes.restore()
+        if leftovers.register_holders(error):
             return None
-        if checks.on or not is_unknown(error):
+        if checks.is_on or not is_unknown_value_error(error):
             raise
-        checks.on = True
+        checks.is_on = True
         return None
     return exported.graph_module, values
 
 
-def _with_loss(
+def _wrap_with_loss(
     name: str,
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
-    form: Any,
+    spec: Any,
     *,
     by_name: bool,
-    returned: list[OutputForm] | None,
+    returned: list[OutputStructure] | None,
     checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
-    """Return a module from flat inputs to the loss; it holds the user's modules, not copies.
+    """Return a module from flat inputs to the loss; it contains the user's modules, no copies.
 
-    Where a list is given, the module returns the loss and, detached, the other tensors that the
-    model returns; their form goes to the list. The last result is that of `checks`, if any.
+    If `returned` is a list, the module returns the loss and, detached, the other tensors of the
+    model's output, whose structure replaces the list's content. If `checks` are on, the last output
+    is their result.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -302,25 +319,25 @@ def _with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
-            with assigned.around(), checks.watching():
-                inputs = unflatten(flat, form)
-                given = inputs if loss_fn is None else inputs[:-1]
-                output = model(**given[0]) if by_name else model(*given)
-                loss = loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
-                answers = checks.results()
+            with assigned.tracking(), checks.watching():
+                inputs = unflatten(flat, spec)
+                arguments = inputs if loss_fn is None else inputs[:-1]
+                output = model(**arguments[0]) if by_name else model(*arguments)
+                loss = find_loss(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
+                results = checks.results()
                 if returned is None:
-                    return (loss, *answers) if answers else loss
-                output_form, others = OutputForm.of(output, loss)
-                returned[:] = [output_form]
-                return (loss, *(tensor.detach() for tensor in others), *answers)
+                    return (loss, *results) if results else loss
+                structure, others = OutputStructure.of(output, loss)
+                returned[:] = [structure]
+                return (loss, *(tensor.detach() for tensor in others), *results)
 
     stepped = FlatModule()
     assigned = AssignedBuffers(stepped, name=name)
     return stepped, assigned
 
 
-def _faults(joint: Joint) -> Iterator[str]:
-    """Yield why a captured step has not one loss, trains nothing, or cannot be replayed."""
+def _capture_errors(joint: Joint) -> Iterator[str]:
+    """Yield an error if a step lacks one real loss, trains nothing, or cannot be replayed."""
     losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]
@@ -329,31 +346,31 @@ def _faults(joint: Joint) -> Iterator[str]:
             "reduce it with .mean() or .sum()"
         )
     if losses[0].is_complex():
-        yield "expected a loss that is a real number; take .real or .abs() of it"
+        yield "expected a loss that is a real number; return its .real or .abs()"
     if not any(result.kind is OutputKind.GRADIENT for result in joint.results):
         yield "the loss depends on no parameter that requires a gradient"
     graph = joint.graph_module.graph
     for node in graph.find_nodes(op="get_attr"):
         value = attrgetter(str(node.target))(joint.graph_module)
         if not isinstance(value, torch.Tensor):
-            yield _object_fault(next(iter(node.users), node), type(value).__name__)
+            yield _object_error(next(iter(node.users), node), type(value).__name__)
     for node in graph.nodes:
         if any(value.layout != torch.strided for value in tensors_in(node.meta.get("val"))):
             yield (
-                f"{node.target}{in_module(node)} makes a sparse tensor, which cannot be scheduled; "
-                "use dense ones (for an embedding: sparse=False)"
+                f"{node.target}{location_suffix(node)} makes a sparse tensor, which cannot be "
+                "scheduled; use dense ones (for an embedding: sparse=False)"
             )
         schema = getattr(node.target, "_schema", None)
         if node.op == "call_function" and schema is not None and schema.is_mutable:
             yield (
-                f"{node.target}{in_module(node)} changes a tensor in place and cannot be replayed; "
-                "use its functional form"
+                f"{node.target}{location_suffix(node)} changes a tensor in place and cannot be "
+                "replayed; use its functional form"
             )
 
 
-def _object_fault(user: fx.Node, kind: str) -> str:
-    """Return the fault of an operation that takes a random generator, or another object."""
+def _object_error(user: fx.Node, kind: str) -> str:
+    """Return the message for an operation with an object argument, such as a random generator."""
     return (
-        f"{user.target}{in_module(user)} takes a {kind}, which cannot be replayed; leave it out "
-        "(random numbers come from the default generator)"
+        f"{user.target}{location_suffix(user)} takes a {kind}, which cannot be replayed; leave it "
+        "out (random numbers come from the default generator)"
     )

@@ -1,4 +1,4 @@
-"""A captured training step: its joint graph, and the graph signature of that."""
+"""A captured training step: its joint graph with inputs, outputs and guards."""
 
 from __future__ import annotations
 
@@ -22,102 +22,102 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.torch.capturing.inputs import Inputs, OutputForm
+    from poetmodel.torch.capturing.inputs import Inputs, OutputStructure
     from poetmodel.torch.capturing.values import ValueGuards
 
 BODY: Final = "model"
-"""Where the user's module lies in the captured one."""
+"""Name of the user's module in the captured module."""
 
 ANNOTATION: Final = "poetmodel.module"
-"""Key under a node's ``custom`` annotations: the path of the module it was recorded in."""
+"""Key under a node's ``custom`` annotations: path of the module in which it was recorded."""
 
-PLACE: Final = "poetmodel.place"
-"""The same of the words that name this module, and the line of a user's code that ran."""
+LOCATION: Final = "poetmodel.place"
+"""Key under a node's ``custom`` annotations: the module and the user's line, as text."""
 
 
 def shown_path(path: str) -> str:
-    """Return the path of a module below the user's, for people."""
+    """Return the path of a captured module relative to the user's module, for display."""
     return path.removeprefix(BODY).lstrip(".")
 
 
-def in_module(node: fx.Node) -> str:
-    """Return " in " with the module and the line of an operation, as far as they are known."""
+def location_suffix(node: fx.Node) -> str:
+    """Return " in " with the module and line of a node, for messages; "" if both are unknown."""
     notes = node.meta.get("custom") or {}
     path = shown_path(notes.get(ANNOTATION, ""))
-    place = notes.get(PLACE) or (f"module {path!r}" if path else "")
-    return f" in {place}" if place else ""
+    location = notes.get(LOCATION) or (f"module {path!r}" if path else "")
+    return f" in {location}" if location else ""
 
 
 class InputKind(StrEnum):
-    """Where an input of the graph comes from; `torch.export` has the same kinds, and no tangent."""
+    """Kind of a graph input; like the kinds of `torch.export`, which has no tangents."""
 
     PARAMETER = "parameter"
     """A parameter of the module or of the loss."""
     BUFFER = "buffer"
     USER_INPUT = "input"
-    """A tensor that the step is called with."""
+    """An input of the step, which the caller passes."""
     TANGENT = "tangent"
-    """The gradient that the backward pass starts from, of the shape of the loss."""
+    """The gradient that starts the backward pass, with the shape of the loss."""
     CONSTANT_TENSOR = "constant"
-    """A tensor that the module's code holds on to."""
+    """A tensor that the module's code refers to."""
     MOMENT = "moment"
-    """Kinds of an optimizer's state for a parameter."""
+    """A state tensor of an optimizer for a parameter."""
     LEARNING_RATE = "learning rate"
-    """That of a group of parameters, as the optimizer has it when the step begins."""
+    """The learning rate of a parameter group when the step begins."""
 
 
 class OutputKind(StrEnum):
-    """Purposes of an output of the graph."""
+    """Kind of a graph output."""
 
     LOSS = "loss"
     CHECK = "check"
-    """Whether all numbers are finite that the model asked about."""
+    """Whether all numbers are finite that the model tested."""
     OUTPUT = "output"
-    """Further outputs of the model; handed out at the end of the step, detached."""
+    """A further output of the model; returned at the end of the step, detached."""
     GRADIENT = "gradient"
     """The gradient of an input; accumulated into its ``.grad``."""
     MUTATION = "mutation"
-    """The new value of a buffer or input, due in it once, at the end of the step."""
+    """The new value of a buffer or input; copied into it at the end of the step."""
 
 
-class Held(Protocol):
-    """What an optimizer holds of a step, such as a moment."""
+class OptimizerValue(Protocol):
+    """An optimizer's value that a step reads, such as a moment."""
 
     def value(self) -> torch.Tensor:
-        """Return it as it is now."""
+        """Return the current value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """An input of the graph: a value that is there before the step begins and stays for all of it.
+    """An input of the graph: a value that exists before the step and throughout it.
 
-    A constant is one too, although the graph fetches it itself.
+    Constants are included, although the graph reads them by ``get_attr``.
     """
 
     kind: InputKind
     node: fx.Node
-    """Its placeholder (for a constant: the node that fetches it)."""
+    """Its placeholder, or the ``get_attr`` node of a constant."""
     target: str
-    """Path below the captured module, such as ``model.conv1.weight``; empty for others."""
+    """Path in the captured module, such as ``model.conv1.weight``; empty for other kinds."""
     name: str
-    """For people: the path below the user's module, or ``inputs[0]``."""
+    """Name for display: the path in the user's module, or ``inputs[0]``."""
     position: int = 0
-    """For a user's input its place among the flat inputs."""
-    held: Held | None = None
-    """Where the value is that an optimizer holds; None for others."""
+    """Position of a user input among the flat inputs; otherwise 0."""
+    optimizer_value: OptimizerValue | None = None
+    """Source of a value that an optimizer holds; None for other kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """An output of the graph: a value that the step hands out."""
+    """An output of the graph: a result of the step."""
 
     kind: OutputKind
     node: fx.Node
-    """The node whose value it is; may be a view, or the node of an input."""
+    """The node with the value; may be a view, or the node of an input."""
     target: InputSpec | None
-    """The input whose gradient or new value it is; None for the loss and outputs."""
+    """The input that the gradient or new value belongs to; None for the loss and outputs."""
     path: str = ""
-    """For an output where it is in what the model returns; empty for others."""
+    """Path of an output in the model's return value; otherwise empty."""
 
     @property
     def name(self) -> str:
@@ -128,30 +128,30 @@ class OutputSpec:
 
 
 class Lookup:
-    """Finds what lies below a module at some paths, such as ``layers.0.weight``.
+    """Finds the tensors at fixed paths in a module, such as ``layers.0.weight``.
 
-    What is there at the time of the call counts: modules and tensors may be replaced between two
-    calls. Modules that several paths go through are fetched once, for speed.
+    Each call finds the current objects: modules and tensors may be replaced between calls. Modules
+    on several paths are looked up once, for speed.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._tensors = [path.rpartition(".")[::2] for path in paths]
-        parts = [owner.split(".") for owner, _ in self._tensors if owner]
-        owners = (".".join(names[: k + 1]) for names in parts for k in range(len(names)))
+        owner_names = [owner.split(".") for owner, _ in self._tensors if owner]
+        owners = (".".join(names[: k + 1]) for names in owner_names for k in range(len(names)))
         self._modules = [(path, *path.rpartition(".")[::2]) for path in dict.fromkeys(owners)]
-        """Path of each module below the first, of the one that it is in, and its name there."""
+        """(path, path of its parent, name in the parent) of each module on the paths."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the objects there, in the order of the paths."""
+        """Return the current objects, in the order of the paths."""
         modules = {"": module}
         for path, owner, name in self._modules:
             child = modules[owner].__dict__["_modules"].get(name)
             modules[path] = getattr(modules[owner], name) if child is None else child
-        return [_tensor(modules[owner], name) for owner, name in self._tensors]
+        return [_get_tensor(modules[owner], name) for owner, name in self._tensors]
 
 
-def _tensor(module: torch.nn.Module, name: str) -> Any:
-    """Return the result of `getattr`, in a tenth of its time for attributes that modules keep."""
+def _get_tensor(module: torch.nn.Module, name: str) -> Any:
+    """Return a module's attribute like `getattr`, ten times faster for parameters and buffers."""
     state = module.__dict__
     tensor = state["_parameters"].get(name)
     if tensor is None:
@@ -161,90 +161,90 @@ def _tensor(module: torch.nn.Module, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """A captured step: the joint graph of forward, loss and backward, and its signature."""
+    """A captured step: the joint graph of forward, loss and backward, its inputs and outputs."""
 
     name: str
-    """Name in messages."""
+    """Name of the step in messages."""
     module: torch.nn.Module
-    """The captured module: the user's at `BODY`, with the loss applied to its output; takes flat
-    inputs."""
+    """The captured module: applies the user's module, at `BODY`, and the loss to flat inputs."""
     graph_module: fx.GraphModule
     """Forward, loss and backward; functional: no operation changes a tensor in place."""
     arguments: tuple[InputSpec, ...]
-    """Inputs: placeholders in order, then constants."""
+    """Graph inputs: placeholders in order, then constants."""
     results: tuple[OutputSpec, ...]
-    """Outputs, in the order of the graph's output; absent gradients are left out."""
+    """Graph outputs in order; absent gradients are omitted."""
     input_spec: Any
-    """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
+    """Nesting of the inputs (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
-    """The inputs it was captured with, flat."""
-    read: ValueGuards
-    """Values of inputs and buffers that Python code of the model read: the graph holds for them."""
-    python: PythonGuards = field(default_factory=PythonGuards)
-    """Python values that the code of the model read: the graph holds for them."""
-    output: OutputForm | None = None
-    """Outputs of a step that gets its inputs by name; None if it returns its loss."""
+    """The flat inputs of the capture."""
+    value_guards: ValueGuards
+    """Values of inputs and buffers that the model's Python code read; the graph requires them."""
+    python_guards: PythonGuards = field(default_factory=PythonGuards)
+    """Python values that the model's code read; the graph requires them."""
+    output: OutputStructure | None = None
+    """Structure of the model's output if inputs are named; None if the step returns its loss."""
     accumulate: int = 1
     """Divisor of the loss at the start of the backward pass."""
-    checked: tuple[str, ...] = ()
-    """The lines that ask whether numbers are finite; the step is undone where they are not."""
+    finite_check_lines: tuple[str, ...] = ()
+    """Lines that test whether numbers are finite; if they are not, the step is undone."""
     optimizer: torch.optim.Optimizer | None = None
-    """Whose updates are part of the step; None where it ends with the gradients."""
+    """Optimizer whose updates are part of the step; None if it ends with the gradients."""
     clip_grad_norm: float | None = None
-    """The largest norm of all gradients together; None where they are not clipped."""
+    """Upper bound on the total norm of all gradients; None if they are not clipped."""
 
     @cached_property
-    def owned(self) -> tuple[InputSpec, ...]:
-        """The arguments that are tensors of the module: parameters and buffers, in order."""
+    def module_arguments(self) -> tuple[InputSpec, ...]:
+        """The arguments that are parameters and buffers of the module, in order."""
         kinds = (InputKind.PARAMETER, InputKind.BUFFER)
         return tuple(a for a in self.arguments if a.kind in kinds)
 
     @cached_property
     def _lookup(self) -> Lookup:
-        return Lookup([a.target for a in self.owned])
+        return Lookup([a.target for a in self.module_arguments])
 
-    def owned_values(self) -> list[torch.Tensor]:
-        """Return the present objects of `owned`."""
+    def module_tensors(self) -> list[torch.Tensor]:
+        """Return the current tensors of `module_arguments`."""
         return self._lookup(self.module)
 
     @cached_property
-    def _read_buffers(self) -> Lookup:
-        return Lookup([source.path for source in self.read.sources if source.position is None])
+    def _guarded_buffers(self) -> Lookup:
+        sources = self.value_guards.sources
+        return Lookup([source.path for source in sources if source.position is None])
 
-    def read_from(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the present objects of the sources of `read`, for flat inputs."""
-        buffers = iter(self._read_buffers(self.module))
+    def guarded_tensors(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the current tensors of ``value_guards.sources``, given flat inputs."""
+        buffers = iter(self._guarded_buffers(self.module))
         return [
             next(buffers) if source.position is None else inputs[source.position]
-            for source in self.read.sources
+            for source in self.value_guards.sources
         ]
 
-    def of(self, kind: InputKind) -> tuple[InputSpec, ...]:
+    def arguments_of(self, kind: InputKind) -> tuple[InputSpec, ...]:
         """Return the arguments of one kind, in order."""
         return tuple(a for a in self.arguments if a.kind == kind)
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
-        """For each flat input what it is, for people: ``inputs[0]``, or by name ``input_ids``."""
+        """The name of each flat input for display: ``inputs[0]``, or ``input_ids`` if named."""
         return input_names(self.input_spec, by_name=self.output is not None)
 
-    def returned(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
-        """Return the outputs of a step: its loss, or an output of the model with its tensors."""
-        return loss if self.output is None else self.output.filled(loss, others)
+    def build_output(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
+        """Return the step's output: its loss, or the model's output structure with its tensors."""
+        return loss if self.output is None else self.output.build(loss, others)
 
-    def named(self, returned: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors of what a step hands out, by the names of their results."""
+    def results_by_name(self, returned: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors in a step's output, by the names of their results."""
         if self.output is None:
             return {str(OutputKind.LOSS): returned}
         return {
             f"{OutputKind.OUTPUT} {name}" if name else str(OutputKind.LOSS): tensor
-            for name, tensor in self.output.named(returned).items()
+            for name, tensor in self.output.tensors_by_name(returned).items()
         }
 
     def flat_inputs(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return the inputs of a step as a flat tuple.
 
-        Raises `CaptureError` if they are not nested as those that it was captured with.
+        Raises `CaptureError` if their nesting or names differ from those of the capture.
         """
         flat, spec = flatten(inputs)
         if spec == self.input_spec:
@@ -252,11 +252,11 @@ class Joint:
         if isinstance(inputs, Mapping):
             (known,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
             sets = {"missing": known.keys() - inputs.keys(), "new": inputs.keys() - known.keys()}
-            apart = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
-            if apart:
+            problems = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
+            if problems:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(known), most=9)}), and {' and '.join(apart)}"
+                    f"({listed(sorted(known), most=9)}), and {' and '.join(problems)}"
                 )
         expected, got = self.input_spec.num_children, spec.num_children
         if expected != got:
@@ -267,10 +267,11 @@ class Joint:
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return the present object of an argument: of flat inputs, or those of the capture.
+        """Return the current value of an argument, given flat inputs or those of the capture.
 
-        The parameter or buffer itself, the input, the constant, or for a tangent ones, divided. An
-        input that is a number and no tensor is itself; the graph holds it as it was at the capture.
+        This is the parameter, buffer, input, constant or optimizer value itself, and for a tangent
+        ones divided by `accumulate`. Inputs that are numbers are returned too, although the graph
+        contains the number of the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
             chosen = self.inputs if inputs is None else inputs
@@ -281,10 +282,10 @@ class Joint:
             device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
             ones = torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
             return ones / self.accumulate
-        if argument.held is not None:
-            return argument.held.value()
-        constant = argument.kind is InputKind.CONSTANT_TENSOR
-        owner = self.graph_module if constant else self.module
+        if argument.optimizer_value is not None:
+            return argument.optimizer_value.value()
+        is_constant = argument.kind is InputKind.CONSTANT_TENSOR
+        owner = self.graph_module if is_constant else self.module
         tensor: torch.Tensor = attrgetter(argument.target)(owner)
         return tensor
 
@@ -307,12 +308,12 @@ _KINDS: Final = {
 def input_specs(
     name: str, graph_module: fx.GraphModule, names: Sequence[str]
 ) -> Iterator[InputSpec]:
-    """Yield what goes into a captured graph: placeholders in order, then constants."""
+    """Yield the inputs of a captured graph: placeholders in order, then constants."""
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]
         kind = _KINDS.get(type(descriptor))
         if kind is None:
-            raise CaptureError(_unknown(name, "input", descriptor))
+            raise CaptureError(_unsupported_message(name, "input", descriptor))
         target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
         shown = target.removeprefix(f"{BODY}.") or str(kind)
         if kind is InputKind.USER_INPUT:
@@ -330,13 +331,13 @@ def output_specs(
     name: str,
     graph_module: fx.GraphModule,
     arguments: Sequence[InputSpec],
-    form: OutputForm | None,
+    structure: OutputStructure | None,
     *,
     checked: bool,
 ) -> Iterator[OutputSpec]:
-    """Yield what comes out of a captured graph; absent gradients are left out.
+    """Yield the outputs of a captured graph; absent gradients are omitted.
 
-    `checked` says that the last of what the module returns is a check.
+    `checked` states that the module's last output is a check for finite numbers.
     """
     targets = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
     output = graph_module.graph.output_node()
@@ -352,10 +353,10 @@ def output_specs(
             if checked and descriptor.idx == max(plain):
                 yield OutputSpec(kind=OutputKind.CHECK, node=node, target=None)
                 continue
-            if form is None or descriptor.idx == 0:
+            if structure is None or descriptor.idx == 0:
                 yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
                 continue
-            path = form.names[descriptor.idx - 1]
+            path = structure.names[descriptor.idx - 1]
             yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, path=path)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
             target = targets[descriptor.grad_of]
@@ -364,16 +365,17 @@ def output_specs(
             target = targets[descriptor.mutated_input]
             yield OutputSpec(kind=OutputKind.MUTATION, node=node, target=target)
         else:
-            raise CaptureError(_unknown(name, "output", descriptor))
+            raise CaptureError(_unsupported_message(name, "output", descriptor))
 
 
-def _unknown(name: str, way: str, descriptor: object) -> str:
+def _unsupported_message(name: str, direction: str, descriptor: object) -> str:
     if "Token" in type(descriptor).__name__:
         return (
-            f"{name}: the step has an operation that does more than compute (it prints, say), and "
+            f"{name}: the step has an operation with an effect (it prints, for example), which "
             "cannot be repeated; leave it out"
         )
     return (
-        f"{name}: the step has an {way} of the kind {type(descriptor).__name__}, which is not "
-        "supported; give inputs that are plain tensors and share no memory, and return one loss"
+        f"{name}: the step has an {direction} of the kind {type(descriptor).__name__}, which is "
+        "not supported; pass inputs that are plain tensors without shared memory, and return one "
+        "loss"
     )

@@ -1,7 +1,7 @@
-"""Objects that a module's forward pass sets, draws or leaves behind: restored, removed or refused.
+"""State that a forward pass changes, random draws and leftover tensors: restored or refused.
 
-A table that a function keeps (``functools.lru_cache``, a dictionary, a name of a Python module)
-would hold a tensor of the capture, which is no number: eager PyTorch fails that reads it later.
+A table outside of modules (``functools.lru_cache``, a dictionary, a name of a Python module) would
+retain a tensor of the capture, which has no numbers. Eager code that reads it later would fail.
 """
 
 from __future__ import annotations
@@ -30,101 +30,102 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-class Attributes:
-    """All that the modules of a step hold, as it is now, to be put back after they have run.
+class ModuleSnapshot:
+    """A snapshot of the state of a step's modules, to be restored after they have run.
 
-    Attributes, hooks, submodules, parameters, buffers and modes; what is in the containers and the
-    objects of a user's classes that a module reaches; flags and hooks of its tensors; hooks of all
-    modules; classes of modules, which parametrizations change. The values that tensors have while a
-    step is captured are no numbers: whoever read them later would get an error of PyTorch.
+    Covers attributes, hooks, submodules, parameters, buffers and modes; the content of containers
+    and of objects of a user's classes that a module refers to; flags and hooks of its tensors;
+    hooks of all modules; classes of modules, which parametrizations change. Tensors have no numbers
+    during a capture: code that read one later would get an error of PyTorch.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = dict(model.named_modules())
         self._classes = [(module, type(module)) for module in self._modules.values()]
-        self._tensors = [_Flags(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        self._tensors = [_TensorState(tensor) for tensor in (*model.parameters(), *model.buffers())]
         self._seen = {id(module) for module in self._modules.values()}
-        everywhere = vars(torch.nn.modules.module).items()
-        hooks = [value for name, value in everywhere if name.startswith("_global_")]
+        global_names = vars(torch.nn.modules.module).items()
+        hooks = [value for name, value in global_names if name.startswith("_global_")]
         self._owners: dict[int, Any] = {}
-        """The object or module that a dict has the attributes of, by the identity of the dict."""
-        self._held = [_Held("", "", value) for value in hooks if isinstance(value, dict)]
-        self._everywhere = len(self._held)
+        """The object or module whose attributes a dict has, by the dict's ``id``."""
+        self._containers = [_Container("", "", value) for value in hooks if isinstance(value, dict)]
+        self._first_of_modules = len(self._containers)
         for path, module in self._modules.items():
-            self._held += self._reached(path, module)
+            self._containers += self._containers_of(path, module)
         self._first = True
         """Whether no forward pass of the capture has begun yet."""
 
-    def _reached(self, path: str, module: torch.nn.Module) -> Iterator[_Held]:
-        """Yield the attributes of a module, and the containers and objects behind them."""
-        seen = self._seen  # what several modules reach is kept once
+    def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
+        """Yield the attributes of a module, and the containers and user objects in them."""
+        seen = self._seen  # containers of several modules are yielded once
         attributes = vars(module)
         self._owners[id(attributes)] = module
-        yield _Held(path, "", attributes)
+        yield _Container(path, "", attributes)
         pending: list[tuple[str, Any]] = list(attributes.items())
         while pending:
             key, value = pending.pop()
             if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in seen:
                 continue
             seen.add(id(value))
-            if isinstance(value, torch.nn.Module) or is_of_a_user(value):
+            if isinstance(value, torch.nn.Module) or is_user_object(value):
                 owner, value = value, vars(value)
                 self._owners[id(value)] = owner
             if isinstance(value, list | dict | set | deque):
-                yield _Held(path, key, value)
+                yield _Container(path, key, value)
             elif not isinstance(value, tuple):
                 continue
             items = value.values() if isinstance(value, dict) else value
             pending += [(key, item) for item in items if not isinstance(item, _PLAIN)]
 
-    def reached(self, kinds: tuple[type, ...]) -> Iterator[Any]:
-        """Yield the objects of some types that modules reach."""
-        for held in self._held:
-            for value in held.values():
+    def objects_of(self, kinds: tuple[type, ...]) -> Iterator[Any]:
+        """Yield the objects of some types in the snapshot."""
+        for container in self._containers:
+            for value in container.values():
                 if isinstance(value, kinds):
                     yield value
 
     def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
-        """Yield module, attribute, holder and content before of all dicts, lists and sets.
+        """Yield module path, attribute, holder and snapshot of each container of the modules.
 
-        Last, whether the holder is an object whose attributes are meant; for a module itself, the
-        attribute is empty.
+        The last item is whether the holder is an object whose attributes are the content. The
+        attribute is empty for a module itself.
         """
-        for held in self._held[self._everywhere :]:
-            owner = self._owners.get(id(held.value))
-            holder = held.value if owner is None else owner
-            yield held.path, held.key, holder, held.before, owner is not None
+        for container in self._containers[self._first_of_modules :]:
+            owner = self._owners.get(id(container.value))
+            holder = container.value if owner is None else owner
+            yield container.path, container.key, holder, container.before, owner is not None
 
     def modules(self) -> Iterable[torch.nn.Module]:
-        """Return the modules."""
+        """Return the modules of the step."""
         return self._modules.values()
 
-    def are_as_before(self) -> bool:
-        """Whether there is nothing to put back."""
+    def is_unchanged(self) -> bool:
+        """Return whether nothing has changed since the snapshot."""
         return (
             all(type(module) is kind for module, kind in self._classes)
-            and all(flags.is_as_before() for flags in self._tensors)
-            and all(held.is_as_before() for held in self._held)
+            and all(tensor.is_unchanged() for tensor in self._tensors)
+            and all(container.is_unchanged() for container in self._containers)
         )
 
-    def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
-        """Put everything back; return path and attribute of the tensors that had been set.
+    def restore(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
+        """Restore the snapshot; return (path, attribute) of each attribute that held a tensor.
 
-        `within` says that a forward pass of a capture begins, which has put parameters, buffers and
-        hooks of its own in place: what is there at the first of them is there at the next ones.
+        `within` states that a forward pass of a capture begins. PyTorch has then replaced
+        parameters, buffers and hooks by its own, so that these are restored to their state before
+        the first of these passes.
         """
-        begins = within and self._first
+        is_first_pass = within and self._first
         self._first = not within
         for module, kind in self._classes:
             if type(module) is not kind:
                 module.__class__ = kind
-        for flags in self._tensors:
-            flags.put_back()
+        for tensor in self._tensors:
+            tensor.restore()
         changed: list[tuple[str, str, Any]] = []
-        for held in self._held:
-            if begins:
-                held.begin()
-            changed += held.put_back(within=within)
+        for container in self._containers:
+            if is_first_pass:
+                container.record_first_pass()
+            changed += container.restore(within=within)
         tensors = {(path, key) for path, key, value in changed if tensors_in(value)}
         return tuple(
             sorted(
@@ -135,43 +136,43 @@ class Attributes:
         )
 
     def _is_derived(self, path: str, key: str) -> bool:
-        """Whether an attribute is made of parameters, as ``weight_norm`` and RNNs do."""
+        """Return whether a hook computes an attribute from parameters (``weight_norm``, RNNs)."""
         hooks = self._modules[path]._forward_pre_hooks.values()  # noqa: SLF001 - no other way
         return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
 
 
-class _Held:
-    """A container, which may be the attributes of an object, and what it held."""
+class _Container:
+    """A container or the attributes of an object, with a snapshot of its content."""
 
     def __init__(self, path: str, key: str, value: Any) -> None:
         self.path, self.key, self.value = path, key, value
-        self.before = self._begun = content_copy(value)
+        self.before = self._at_first_pass = content_copy(value)
 
     def values(self) -> Iterable[Any]:
-        """Return the previous content."""
+        """Return the values in the snapshot."""
         return self.before.values() if isinstance(self.before, dict) else self.before
 
-    def is_as_before(self) -> bool:
-        """Whether it holds what it held."""
-        return _same(content_copy(self.value), self.before)
+    def is_unchanged(self) -> bool:
+        """Return whether the content is that of the snapshot."""
+        return _has_same_objects(content_copy(self.value), self.before)
 
-    def begin(self) -> None:
-        """Note what a capture has put into it, where that is something that every module has."""
+    def record_first_pass(self) -> None:
+        """Record the content as the capture has set it, if every module has this attribute."""
         if self.key in OWN_ATTRIBUTES:
-            self._begun = content_copy(self.value)
+            self._at_first_pass = content_copy(self.value)
 
-    def put_back(self, *, within: bool) -> list[tuple[str, str, Any]]:
-        """Put back what changed; return path, attribute and what was there meanwhile."""
+    def restore(self, *, within: bool) -> list[tuple[str, str, Any]]:
+        """Restore the content; return (path, attribute, replaced value) of each change."""
         if within and self.key in _SWAPPED:
             return []
         if not within:
-            self._begun = self.before
-        content = self._begun
+            self._at_first_pass = self.before
+        content = self._at_first_pass
         current = content_copy(self.value)
-        if _same(current, content):
+        if _has_same_objects(current, content):
             return []
         if self.key:
-            fill(self.value, content)
+            replace_content(self.value, content)
             return [(self.path, self.key, current)]
         keys = [
             key
@@ -186,8 +187,8 @@ class _Held:
         return [(self.path, key, current.get(key)) for key in keys]
 
 
-class _Flags:
-    """Properties of a module's tensor beside its values."""
+class _TensorState:
+    """A snapshot of the flags, hooks and attributes of a module's tensor, not of its values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -196,17 +197,18 @@ class _Flags:
         self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
         self._unhooked = {name for name in _TENSOR_HOOKS if getattr(tensor, name) is None}
 
-    def is_as_before(self) -> bool:
-        """Whether flags, hooks and attributes are those of before."""
+    def is_unchanged(self) -> bool:
+        """Return whether flags, hooks and attributes are those of the snapshot."""
         tensor = self._tensor
         hooks = all(
-            _same(dict(getattr(tensor, name) or {}), before) for name, before in self._hooks.items()
+            _has_same_objects(dict(getattr(tensor, name) or {}), before)
+            for name, before in self._hooks.items()
         )
         trained = tensor.requires_grad == self._trained
-        return trained and hooks and _same(vars(tensor), self._attributes)
+        return trained and hooks and _has_same_objects(vars(tensor), self._attributes)
 
-    def put_back(self) -> None:
-        """Put it back."""
+    def restore(self) -> None:
+        """Restore flags, hooks and attributes."""
         tensor = self._tensor
         if tensor.requires_grad != self._trained and tensor.is_leaf:
             tensor.requires_grad_(self._trained)
@@ -214,23 +216,23 @@ class _Flags:
             current = getattr(tensor, name)
             if current is not None and name in self._unhooked:
                 setattr(tensor, name, None)
-            elif current is not None and not _same(dict(current), hooks):
-                fill(current, hooks)
-        if not _same(vars(tensor), self._attributes):
-            fill(vars(tensor), self._attributes)
+            elif current is not None and not _has_same_objects(dict(current), hooks):
+                replace_content(current, hooks)
+        if not _has_same_objects(vars(tensor), self._attributes):
+            replace_content(vars(tensor), self._attributes)
 
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
 OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
-"""Names of what every module has: parameters, buffers, hooks, submodules, mode."""
+"""ModuleSnapshot that every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
-"""Containers for a capture's own tensors."""
+"""ModuleSnapshot in which a capture replaces tensors by its own."""
 
 
-def is_of_a_user(value: Any) -> bool:
-    """Whether attributes of an object are a user's: not those of a library's machinery."""
+def is_user_object(value: Any) -> bool:
+    """Return whether an object has attributes and its class is no library's."""
     if isinstance(value, UserDict | UserList):
         return True
     if not hasattr(value, "__dict__") or isinstance(value, type | ModuleType):
@@ -240,11 +242,11 @@ def is_of_a_user(value: Any) -> bool:
 
 
 class AssignedBuffers:
-    """Buffers that the forward pass assigns, in place of changing them in place.
+    """Finds buffers that the forward pass assigns instead of changing them in place.
 
-    A capture sees what happens to the tensor that a buffer is, and nothing of another tensor that
-    is put in its stead. So the new value is copied into the buffer at the end of the forward pass.
-    What the pass has read is a copy of the buffer: the backward pass needs it as it was.
+    A capture records changes of a buffer's tensor, but no other tensor that replaces it. Therefore
+    the new value is copied into the buffer at the end of the forward pass. The pass itself reads a
+    copy of the buffer, because the backward pass needs the old value.
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
@@ -253,48 +255,48 @@ class AssignedBuffers:
         self._name = name
         self._assigned: set[tuple[str, str]] = set()
         self._known: frozenset[tuple[str, str]] = frozenset()
-        self.at_start: Callable[[], object] | None = None
-        """Functions to call before each forward pass."""
+        self.before_forward: Callable[[], object] | None = None
+        """Called before each forward pass."""
 
-    def learn(self) -> bool:
-        """Copy what was found to be assigned from now on; return whether that is anything new.
+    def register_assigned(self) -> bool:
+        """Register the buffers that forward assigned, so that later passes copy their new values.
 
-        Raises `CaptureError` if such a buffer shares its memory with another.
+        Returns whether any is new. Raises `CaptureError` if one shares its memory with another.
         """
         new = not self._known.issuperset(self._assigned)
         buffers = self._buffers()
         for path, key in sorted(self._assigned):
             for other, buffer in buffers.items():
                 if other != (path, key) and storage_key(buffer) == storage_key(buffers[path, key]):
-                    fault = (
+                    error = (
                         "is assigned in forward, which would make two buffers of one; use "
-                        "copy_(...), or give each a tensor of its own: it shares its memory with "
+                        "copy_(...), or separate tensors: it shares its memory with "
                         + shown_path(".".join(other))
                     )
-                    raise CaptureError(self._describe(path, key, fault))
+                    raise CaptureError(self._describe(path, key, error))
         self._known = self._known.union(self._assigned)
         return new
 
     @contextmanager
-    def around(self) -> Iterator[None]:
-        """Note what a forward pass assigns; give the buffers that are known their new values.
+    def tracking(self) -> Iterator[None]:
+        """Context manager around a forward pass: records assigned buffers, copies registered ones.
 
-        Raises `CaptureError` if what is assigned is of another shape or type, or has a gradient.
+        Raises `CaptureError` if an assigned value has another shape or type, or a gradient.
         """
-        if self.at_start is not None:
-            self.at_start()
+        if self.before_forward is not None:
+            self.before_forward()
         before = self._buffers()
         parameters = self._parameters()
         copied = self._known & before.keys()
         for path, key in copied:
-            self._set(path, key, before[path, key].detach().clone())
+            self._set_buffer(path, key, before[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
             after = self._buffers()
             for path, key in sorted(after.keys() - before.keys()):
-                fault = "is new after forward; register it, with a tensor, in __init__"
-                raise CaptureError(self._describe(path, key, fault))
+                error = "is new after forward; register it, with a tensor, in __init__"
+                raise CaptureError(self._describe(path, key, error))
             for (path, key), buffer in before.items():
                 if after.get((path, key)) is buffer:
                     continue
@@ -305,10 +307,10 @@ class AssignedBuffers:
                         buffer.copy_(after[path, key])
         finally:
             for path, key in copied:
-                self._set(path, key, before[path, key])
+                self._set_buffer(path, key, before[path, key])
 
     def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
-        """Return all parameters, also of new modules, with how many hooks each has."""
+        """Return all parameters, also of new modules, with the number of hooks of each."""
         return {
             (path, key): (tensor, sum(len(getattr(tensor, n) or ()) for n in _TENSOR_HOOKS))
             for path, module in self._model.named_modules()
@@ -317,18 +319,18 @@ class AssignedBuffers:
         }
 
     def _check_parameters(self, before: Mapping[tuple[str, str], tuple[torch.Tensor, int]]) -> None:
-        """Raise where a forward pass adds, takes away or replaces a parameter, or hooks one."""
+        """Raise `CaptureError` if a pass adds, removes, replaces or hooks a parameter."""
         after = self._parameters()
         for path, key in sorted(before.keys() | after.keys()):
             (old, hooks), (new, others) = (
-                each.get((path, key), (None, 0)) for each in (before, after)
+                values.get((path, key), (None, 0)) for values in (before, after)
             )
             if old is not new or hooks != others:
-                fault = (
-                    "is made, assigned, taken away or given a hook in forward, which a compiled "
+                error = (
+                    "is created, assigned, removed or given a hook in forward, which a compiled "
                     "step does not do; do so in __init__, or call the model once on inputs before"
                 )
-                raise CaptureError(self._describe(path, key, fault, kind="parameter"))
+                raise CaptureError(self._describe(path, key, error, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
@@ -338,32 +340,32 @@ class AssignedBuffers:
             if buffer is not None
         }
 
-    def _set(self, path: str, key: str, value: torch.Tensor) -> None:
-        self._modules[path]._buffers[key] = value  # noqa: SLF001 - past what modules redefine
+    def _set_buffer(self, path: str, key: str, value: torch.Tensor) -> None:
+        self._modules[path]._buffers[key] = value  # noqa: SLF001 - bypasses redefined setters
 
     def _check(self, path: str, key: str, old: torch.Tensor, new: torch.Tensor | None) -> None:
         if new is None:
-            fault = "is taken away in forward; leave it there, and change its values"
+            error = "is removed in forward; retain it, and change its values"
         elif new.shape != old.shape or new.dtype != old.dtype:
-            fault = (
-                f"was {_form(old)} and is assigned {_form(new)} in forward; assign the same form, "
-                f"or use self.{key}.copy_(...)"
+            error = (
+                f"was {_type_and_shape(old)} and is assigned {_type_and_shape(new)} in forward; "
+                f"assign the same shape and type, or use self.{key}.copy_(...)"
             )
         elif new.requires_grad:
-            fault = (
-                "is assigned a value that depends on parameters, and would keep the graph of the "
+            error = (
+                "is assigned a value that depends on parameters, and would retain the graph of the "
                 f"step; assign it with .detach(), or use self.{key}.copy_(...)"
             )
         else:
             return
-        raise CaptureError(self._describe(path, key, fault))
+        raise CaptureError(self._describe(path, key, error))
 
-    def _describe(self, path: str, key: str, fault: str, *, kind: str = "buffer") -> str:
+    def _describe(self, path: str, key: str, error: str, *, kind: str = "buffer") -> str:
         at = f" of module {shown_path(path)!r}" if shown_path(path) else ""
-        return f"{self._name}: {kind} {key!r}{at} {fault}"
+        return f"{self._name}: {kind} {key!r}{at} {error}"
 
 
-def _form(tensor: torch.Tensor) -> str:
+def _type_and_shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -372,15 +374,15 @@ def content_copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else list(value)
 
 
-def _same(first: Any, second: Any) -> bool:
-    """Whether two contents are the very same objects, in the same order."""
+def _has_same_objects(first: Any, second: Any) -> bool:
+    """Return whether two contents have identical objects in the same order."""
     if isinstance(first, dict):
         first, second = (*first, *first.values()), (*second, *second.values())
     return list(map(id, first)) == list(map(id, second))
 
 
-def fill(value: Any, content: Any) -> None:
-    """Let a container hold what is given, and nothing else."""
+def replace_content(value: Any, content: Any) -> None:
+    """Replace the content of a container."""
     value.clear()
     if isinstance(value, dict | set):
         value.update(content)
@@ -389,174 +391,180 @@ def fill(value: Any, content: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _Generator:
     """A random generator that is not PyTorch's."""
 
-    words: str
+    description: str
     state: Callable[[], Any]
     set_state: Callable[[Any], object]
 
 
-class Draws:
-    """Notices draws from ``random`` and ``numpy.random``, and from generators that modules hold."""
+class GeneratorStates:
+    """States of ``random``, ``numpy.random`` and of generators in modules; detects draws."""
 
-    def __init__(self, name: str, attributes: Attributes) -> None:
+    def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
         self._name = name
-        self._sources = tuple(filter(_has_state, _sources(attributes)))
-        self._before = [_comparable(source.state()) for source in self._sources]
+        self._generators = tuple(filter(_has_state, _generators(snapshot)))
+        self._before = [_comparable(generator.state()) for generator in self._generators]
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Put the states back at the end."""
-        states = [source.state() for source in self._sources]
+    def restored(self) -> Iterator[None]:
+        """Context manager that restores the states at the end."""
+        states = [generator.state() for generator in self._generators]
         try:
             yield
         finally:
-            for source, state in zip(self._sources, states, strict=True):
-                if _comparable(source.state()) != _comparable(state):
-                    source.set_state(state)
+            for generator, state in zip(self._generators, states, strict=True):
+                if _comparable(generator.state()) != _comparable(state):
+                    generator.set_state(state)
 
     def check(self, trail: Sequence[str] = ()) -> None:
-        """Raise `CaptureError` if a state is not what it was, and name the innermost module."""
-        for source, before in zip(self._sources, self._before, strict=True):
-            if _comparable(source.state()) != before:
+        """Raise `CaptureError` if a state has changed; `trail` names the innermost module last."""
+        for generator, before in zip(self._generators, self._before, strict=True):
+            if _comparable(generator.state()) != before:
                 where = f" in {trail[-1]}" if trail else ""
                 raise CaptureError(
-                    f"{self._name}: forward draws from {source.words}{where}, and a compiled step "
-                    "would repeat what was drawn when it was captured; draw with PyTorch "
-                    "(torch.rand, ...), or outside of the step and give it as an input"
+                    f"{self._name}: forward draws from {generator.description}{where}, and a "
+                    "compiled step would repeat the numbers of the capture; draw with PyTorch "
+                    "(torch.rand, ...), or outside of the step and pass it as an input"
                 )
 
 
-def _has_state(source: _Source) -> bool:
-    """Whether a generator can be put back: one of the operating system has no state."""
+def _has_state(generator: _Generator) -> bool:
+    """Return whether a generator's state can be restored; the operating system's has none."""
     try:
-        source.state()
+        generator.state()
     except RAISED:
         return False
     return True
 
 
-def _sources(attributes: Attributes) -> Iterator[_Source]:
-    yield _Source("Python's random", random.getstate, random.setstate)
-    for generator in {id(own): own for own in attributes.reached((random.Random,))}.values():
-        yield _Source("a random.Random", generator.getstate, generator.setstate)
-    yield _Source("numpy.random", np.random.get_state, np.random.set_state)
-    for generator in attributes.reached((np.random.RandomState,)):
-        yield _Source("a numpy.random.RandomState", generator.get_state, generator.set_state)
-    for generator in attributes.reached((np.random.Generator, np.random.BitGenerator)):
+def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
+    yield _Generator("Python's random", random.getstate, random.setstate)
+    for generator in {id(own): own for own in snapshot.objects_of((random.Random,))}.values():
+        yield _Generator("a random.Random", generator.getstate, generator.setstate)
+    yield _Generator("numpy.random", np.random.get_state, np.random.set_state)
+    for generator in snapshot.objects_of((np.random.RandomState,)):
+        yield _Generator("a numpy.random.RandomState", generator.get_state, generator.set_state)
+    for generator in snapshot.objects_of((np.random.Generator, np.random.BitGenerator)):
         bits = getattr(generator, "bit_generator", generator)
-        yield _Source(
+        yield _Generator(
             "a generator of numpy.random",
             partial(getattr, bits, "state"),
             partial(setattr, bits, "state"),
         )
 
 
-_LONG: Final = 16
-"""Tuples of so many numbers are compared as they are."""
+_MAX_NESTED: Final = 16
+"""Longer tuples, which contain only numbers, are compared without conversion."""
 
 
 def _comparable(state: Any) -> Any:
-    """Return a state as something that can be compared; arrays as bytes."""
+    """Return a state in a form that ``==`` compares: arrays become bytes."""
     if isinstance(state, dict):
         return {key: _comparable(value) for key, value in state.items()}
-    if isinstance(state, tuple) and len(state) < _LONG:
+    if isinstance(state, tuple) and len(state) < _MAX_NESTED:
         return tuple(map(_comparable, state))
     return state.tobytes() if hasattr(state, "tobytes") else state
 
 
-# -- what the code keeps outside of its modules ------------------------------------------------
+# -- tensors stored outside of modules ---------------------------------------------------------
 
-_Cached: Final = type(lru_cache(lambda: None))
-_LEVELS: Final = 4
-"""How deep in tuples a tensor is looked for."""
+_LruCache: Final = type(lru_cache(lambda: None))
+_MAX_DEPTH: Final = 4
+"""Maximum depth of nested tuples in which holders of tensors are searched."""
 
 
 class Leftovers:
-    """Tensors of a capture that outlive it, and what the names of Python's modules were before."""
+    """Finds and removes tensors of a capture that would outlive it, outside of modules."""
 
     def __init__(self) -> None:
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._names = {id(vars(module)): dict(vars(module)) for module in modules}
-        """Names of each Python module, by the identity of their dictionary."""
+        """Previous names of each Python module, by the ``id`` of its dictionary."""
         self._collections = _old_collections()
-        self._known: list[Callable[[], object]] = []
-        """Functions that empty all known holders of tensors."""
-        self.kept_by: set[str] = set()
-        """The names and keys that held such tensors the last time."""
+        self._removals: list[Callable[[], object]] = []
+        """Functions that empty the registered holders of tensors."""
+        self.holder_names: set[str] = set()
+        """Names and keys that held such tensors at the last removal."""
 
-    def learn(self, error: BaseException) -> bool:
-        """Take away what a failed capture has left; return whether it should be tried again.
+    def register_holders(self, error: BaseException) -> bool:
+        """Remove the tensors of a failed capture, and register their holders.
 
-        PyTorch runs the model several times, and fails where the code keeps what the first run
-        made: so from now on `forget` takes it away before the next run.
+        Returns whether these are the first, so that the capture should be tried again. PyTorch
+        calls the model several times, and fails if the code stores tensors of the first call.
+        Before later calls `empty_holders` removes them.
         """
         for link in chain(error):
-            traceback.clear_frames(link.__traceback__)  # their variables are kept by no code
-        gc.collect()  # nor is what only holds itself
-        removals = self.take_away()
-        new = bool(removals) and not self._known
-        self._known += removals
+            traceback.clear_frames(link.__traceback__)  # their variables are no holders
+        gc.collect()  # nor are reference cycles
+        removals = self.remove_tensors()
+        new = bool(removals) and not self._removals
+        self._removals += removals
         return new
 
-    def forget(self) -> None:
-        """Empty all that is known to keep tensors of a forward pass."""
-        for empty in self._known:
-            empty()
+    def empty_holders(self) -> None:
+        """Empty the registered holders of tensors."""
+        for remove in self._removals:
+            remove()
 
-    def take_away(self) -> list[Callable[[], object]]:
-        """Take tensors of a capture from all that keeps them; return what does it again."""
-        self.kept_by.clear()
-        level: Sequence[Any] = [value for value in self._young() if type(value) is FunctionalTensor]
+    def remove_tensors(self) -> list[Callable[[], object]]:
+        """Remove tensors of a capture from all holders; return the functions that did so."""
+        self.holder_names.clear()
+        # No name refers to the list of objects, which would be found as a holder itself.
+        level: Sequence[Any] = [
+            value for value in self._recent_objects() if type(value) is FunctionalTensor
+        ]
         removals: list[Callable[[], object]] = []
-        for _ in range(_LEVELS):
+        for _ in range(_MAX_DEPTH):
             if level:
-                more, level = self._holders(level)
+                more, level = self._find_holders(level)
                 removals += more
-        for empty in removals:
-            empty()
+        for remove in removals:
+            remove()
         return removals
 
-    def _holders(self, kept: Sequence[Any]) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return functions that empty holders of some objects, and holders that stay full."""
-        ids = set(map(id, kept))
-        holders = [holder for holder in gc.get_referrers(*kept) if holder is not kept]
-        removals = [empty for holder in holders for empty in self._removals(holder, ids)]
+    def _find_holders(
+        self, objects: Sequence[Any]
+    ) -> tuple[list[Callable[[], object]], Sequence[Any]]:
+        """Return functions that remove objects from their holders, and holders that are tuples."""
+        ids = set(map(id, objects))
+        holders = [holder for holder in gc.get_referrers(*objects) if holder is not objects]
+        removals = [remove for holder in holders for remove in self._removals_from(holder, ids)]
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
-    def _young(self) -> Sequence[Any]:
-        """Return the objects that may have been made since."""
+    def _recent_objects(self) -> Sequence[Any]:
+        """Return the objects that may have been created since construction."""
         if sys.version_info >= (3, 14) or _old_collections() != self._collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
-    def _removals(self, holder: Any, ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield what takes objects out of what holds them."""
-        if isinstance(holder, _Cached):
+    def _removals_from(self, holder: Any, ids: set[int]) -> Iterator[Callable[[], object]]:
+        """Yield functions that remove the objects `ids` from a holder; record the holder's name."""
+        if isinstance(holder, _LruCache):
             yield holder.cache_clear
         elif isinstance(holder, dict):
             keys = [
                 key
                 for key, value in holder.items()
-                # PyTorch's own tables, which the frames of a failure hold, have fake keys.
+                # PyTorch's own tables, which frames of a failed capture refer to, have fake keys.
                 if (id(value) in ids or id(key) in ids) and not isinstance(key, FakeTensor)
             ]
             yield from (self._removal(holder, key) for key in keys)
         elif isinstance(holder, list | set | deque):
             content = [value for value in holder if id(value) not in ids]
-            yield partial(fill, holder, content)
-        elif is_of_a_user(holder):
+            yield partial(replace_content, holder, content)
+        elif is_user_object(holder):
             for key in [key for key, value in vars(holder).items() if id(value) in ids]:
-                self.kept_by.add(key)
+                self.holder_names.add(key)
                 yield partial(setattr, holder, key, None)
 
     def _removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return a function that removes a key; a module's name is restored, or None."""
+        """Return a function that removes a key of a dict, or restores a Python module's name."""
         before = self._names.get(id(holder), {})
         owners = gc.get_referrers(holder)
-        if not any(isinstance(owner, _Cached) for owner in owners):
-            self.kept_by.add(str(key))
+        if not any(isinstance(owner, _LruCache) for owner in owners):
+            self.holder_names.add(str(key))
         if key in before:
             return partial(holder.__setitem__, key, before[key])
         for owner in owners:
@@ -568,5 +576,5 @@ class Leftovers:
 
 
 def _old_collections() -> int:
-    """Return the number of full collections so far, after which surviving objects count as old."""
+    """Return the number of collections so far that make surviving objects old."""
     return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])

@@ -1,4 +1,4 @@
-"""Reads of attributes: while a forward pass runs, ``__getattribute__`` of classes records."""
+"""Recording of attribute reads: patches ``__getattribute__`` of classes during a forward pass."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PATCHED_STANDARD: Final = ("argparse",)
-"""Modules of the standard library with objects that hold a user's values."""
+"""Modules of the standard library with objects that contain a user's values."""
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
-"""Flags of a class: it was made by Python code; its attributes cannot be set."""
+"""Flags of a class: Python code created it; its attributes cannot be set."""
 
 
 class AttributeRecorder:
-    """Patches the classes of recorded objects, and takes the patches back.
+    """Patches the classes of recorded objects, and removes the patches.
 
     Parameters
     ----------
     on_read : callable
-        Called with each object, the name of the attribute that is read, and its value; `ABSENT` if
-        there is none. Its caller's caller is the code that reads.
+        Called with the object, the name of the attribute and its value, or `ABSENT` if it has
+        none. The caller of the callback's caller is the code that reads.
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
@@ -37,11 +37,11 @@ class AttributeRecorder:
         self._patched: list[tuple[type, Any]] = []
         self._is_active = False
         self.on_class: Callable[[type], object] = lambda _: None
-        """Called with each class of recorded objects, and each one above it."""
+        """Called with each class of recorded objects, and with each of its base classes."""
 
     @contextmanager
     def patches(self) -> Iterator[None]:
-        """Patch all registered classes, and those that are registered inside."""
+        """Context manager that patches all registered classes, and those registered meanwhile."""
         self._is_active = True
         for kind in list(self._classes):
             self._patch(kind)
@@ -57,7 +57,7 @@ class AttributeRecorder:
             self._patched.clear()
 
     def register(self, kind: type) -> bool:
-        """Register a class; return whether attributes of its instances are recorded."""
+        """Register a class; return whether attribute reads of its instances are recorded."""
         known = self._is_recorded.get(kind)
         if known is None:
             anchor = _class_to_patch(kind)
@@ -71,7 +71,7 @@ class AttributeRecorder:
         return known
 
     def _patch(self, kind: type) -> None:
-        """Record each attribute that is read of an instance of a class, or of one below it."""
+        """Patch a class to record the attribute reads of its instances and of subclasses."""
         original: Any = kind.__getattribute__
 
         def recorded(value: Any, name: str) -> Any:
@@ -92,10 +92,10 @@ class AttributeRecorder:
 
 
 def _class_to_patch(kind: type) -> type | None:
-    """Return the class to patch so that reads of all instances are recorded; None if none is.
+    """Return the class to patch so that reads of all instances are recorded; None if impossible.
 
-    It is the last one of a user or a package before those of others: an own ``__getattribute__``
-    of a class above it, which may translate names, calls it.
+    It is the last class in the method resolution order that belongs to a user or a package. If a
+    class before it has its own ``__getattribute__``, which may translate names, that calls it.
     """
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module

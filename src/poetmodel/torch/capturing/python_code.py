@@ -1,7 +1,7 @@
-"""Code that a forward pass runs: the names that its lines read, and what follows each read.
+"""Code that a forward pass executes: names that its lines read, and the code after each read.
 
-Instructions are those of CPython. Of the code after a read only what is certain is used: a
-subscript or an attribute names the part that is read, otherwise it may be all of the value.
+Instructions are CPython's. Only certain facts of the code after a read are used: a subscript or an
+attribute names the part that is read; otherwise all of the value may be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 Line = tuple[str, int]
-"""A file and the number of a line."""
+"""File name and line number."""
 
 READ_GLOBAL: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 READ_CLOSURE: Final = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
@@ -32,15 +32,15 @@ _SKIPPED: Final = frozenset(
 _WRITES: Final = frozenset(
     ("add", "append", "appendleft", "clear", "discard", "extend", "insert", "update")
 )
-"""Methods of containers that change them, and whose result does not depend on the content."""
+"""Methods that change containers, and whose result does not depend on the content."""
 _NOT_FOLLOWED: Final = frozenset((CodeOrigin.TORCH, CodeOrigin.OWN, CodeOrigin.STANDARD))
-"""Origins of functions whose names of files and closures are not the user's."""
+"""Origins of functions whose globals and closures are not the user's."""
 _MAX_LISTINGS: Final = 10_000
 """The cache of instructions is cleared above this number of code objects."""
 
 
 def user_line_of(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of a user or a package."""
+    """Return the innermost line of a user or a package; None if there is none."""
     while frame is not None:
         if origin_of(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
             return (frame.f_code.co_filename, frame.f_lineno)
@@ -49,7 +49,7 @@ def user_line_of(frame: FrameType | None) -> Line | None:
 
 
 class ExecutedCode:
-    """The code object of a function that ran, with the lines that ran."""
+    """The code object of a function that was executed, with the executed lines."""
 
     def __init__(self, code: CodeType, names: dict[str, Any]) -> None:
         self.code = code
@@ -58,9 +58,9 @@ class ExecutedCode:
         self.is_followed = origin not in _NOT_FOLLOWED
         self.is_library = origin is CodeOrigin.LIBRARY
         self.first: dict[str, Any] = {}
-        """Values of the names of the file when the function was called first."""
+        """Values of the globals when the function was first called."""
         self.first_cells: dict[str, Any] = {}
-        """Values of the variables of the closure then."""
+        """Values of the closure's variables when the function was first called."""
         self._lines: set[int] = set()
         if not self.is_followed:
             return
@@ -72,13 +72,13 @@ class ExecutedCode:
         self.stored_cells = kinds(("STORE_DEREF", "DELETE_DEREF")) & free
 
     def trace_line(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Note a line that runs."""
+        """Record an executed line; a local trace function for `sys.settrace`."""
         if event == "line":
             self._lines.add(frame.f_lineno)
         return self.trace_line
 
     def reads(self, kinds: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
-        """Yield (name, following code) of each read by some instructions, in lines that ran."""
+        """Yield (name, following code) of each read by some instructions, in executed lines."""
         listing = self.listing
         for position, instruction in enumerate(listing.instructions):
             if instruction.opname in kinds and listing.lines[position] in self._lines:
@@ -89,7 +89,7 @@ class ExecutedCode:
 
 @dataclass(slots=True, eq=False)
 class InstructionList:
-    """The instructions of a code object, without those that do nothing here."""
+    """The instructions of a code object, without those that have no effect here."""
 
     code: CodeType
     instructions: list[dis.Instruction] = field(default_factory=list)
@@ -98,7 +98,7 @@ class InstructionList:
 
     @staticmethod
     def of(code: CodeType) -> InstructionList:
-        """Return the instructions of a code object."""
+        """Return the instructions of a code object, cached."""
         known = _LISTINGS.get(id(code))
         if known is not None and known.code is code:
             return known
@@ -126,7 +126,7 @@ _LISTINGS: Final[dict[int, InstructionList]] = {}
 
 
 class FollowingCode:
-    """The instructions that follow where a value was read."""
+    """The instructions after the read of a value."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class FollowingCode:
         depth: int = 3,
     ) -> None:
         self._depth = depth
-        """How many local variables that are set to one another are followed."""
+        """How many assignments from local variable to local variable are followed."""
         self._frame = frame
         self._listing = listing
         self._position = position
@@ -153,7 +153,7 @@ class FollowingCode:
 
     @classmethod
     def unknown(cls, line: Line | None) -> FollowingCode:
-        """Return following code of which nothing is known: all of a value may be read."""
+        """Return unknown following code: all of a value may be read."""
         after = cls(None)
         after.line = line
         return after
@@ -172,16 +172,16 @@ class FollowingCode:
         return after
 
     def attribute(self) -> tuple[str | None, FollowingCode]:
-        """Return the attribute that is read next, None if none is, and the code after that read."""
+        """Return the attribute that is read next, or None, and the code after that read."""
         following = self._instruction(0)
         if following is None or following.opname not in READ_ATTRIBUTE:
             return None, self
         return str(following.argval), self._skip(1)
 
     def read_keys(self, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return (key, following code) of each key that is read of a container.
+        """Return (key, following code) of each key that is read from a container.
 
-        None if all of it may be read. Keys that are only set are left out.
+        None if all of it may be read. Keys that are only set are omitted.
         """
         following = self._instruction(0)
         if following is None or self._listing is None:
@@ -200,7 +200,7 @@ class FollowingCode:
         ) is not None and instruction.opname == "COPY":
             ahead += 1
         if instruction is not None and _is_subscript(instruction):
-            # ``d[k] += 1`` reads too; there, what is read is used by the code after the copies.
+            # ``d[k] += 1`` reads too; there the code after the copies uses the value.
             return [(key, self._skip(ahead + 1))]
         if instruction is not None and instruction.opname == "STORE_SUBSCR":
             return []
@@ -222,7 +222,7 @@ class FollowingCode:
         return [] if is_own and type(value) not in CONTAINERS else None
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return the keys by which a local variable that is set once is read."""
+        """Return the keys by which a local variable is read; None unless it is set once."""
         listing, stores, keys = self._listing, 0, []
         if listing is None:
             return None

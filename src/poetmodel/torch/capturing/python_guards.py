@@ -1,4 +1,4 @@
-"""Guards of Python values: whether they are what a capture read."""
+"""Guards of Python values: check that they are equal to the values that a capture read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from poetmodel.torch.capturing.python_values import (
     PLAIN,
     Comparison,
     attributes_of,
+    comparison_key,
     describe,
-    form_of,
     read_at,
     snapshot_of,
 )
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
 
 
 class Access(StrEnum):
-    """How a value is read of what holds it."""
+    """Kind of access by which a value is read from its holder."""
 
     ATTRIBUTE = "attribute"
-    """Of an object's own attributes."""
+    """An instance attribute of an object."""
     CLASS = "class"
-    """Of the attributes of a class itself."""
+    """An attribute of a class itself."""
     ITEM = "item"
-    """By a key or a position; also a name of a file, of its dict."""
+    """By a key or an index; also a global of a file, in the file's dict."""
     CELL = "cell"
-    """The variable of a closure."""
+    """A variable of a closure."""
     COMPUTED = "computed"
     """By `getattr`: a slot, the defaults of a function."""
     CONTENT = "content"
-    """All items."""
+    """All items of a container."""
 
 
 @dataclass(slots=True, eq=False)
 class GuardedPlace:
-    """A place that was read."""
+    """A place that was read: an attribute, an item, a variable, or all items of a holder."""
 
     holder: Any
     access: Access
     key: Any
     name: str
-    """Name of the place, for people."""
+    """Name of the place for display."""
     line: Line | None
-    """File and line of the user's code that reads it first."""
+    """First line of the user's code that reads it."""
     first: Any
-    """The plain value that was read first; the identity of any other value."""
+    """The first value read if it is plain; otherwise the value's ``id``."""
     value: Any = ABSENT
-    """The value when the capture ended, with everything put back."""
+    """The value at the end of the capture, with all state restored."""
 
-    def present(self) -> Any:
-        """Return the value that is there now; `ABSENT` if there is none."""
+    def current_value(self) -> Any:
+        """Return the current value; `ABSENT` if there is none."""
         holder, key = self.holder, self.key
         try:
             if self.access is Access.ATTRIBUTE:
@@ -82,20 +82,20 @@ class GuardedPlace:
 
     @property
     def spot(self) -> tuple[int, Any]:
-        """The identity of the dict, list or cell that holds the value, and its key there."""
+        """(``id`` of the dict, list or cell with the value, key in it)."""
         holder = attributes_of(self.holder) if self.access is Access.ATTRIBUTE else self.holder
         return (id(holder), self.key)
 
 
 class PythonGuards:
-    """Whether Python values are what a capture read.
+    """Checks that Python values are equal to those that a capture read.
 
     Parameters
     ----------
     places : sequence of GuardedPlace
-        What was read.
+        The places that were read.
     alternatives : mapping
-        The forms that forward gives to places when it runs, by identity of the dict and key.
+        Comparison keys of values that forward itself sets, by spot; they are accepted too.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class PythonGuards:
         self.use_constants(())
 
     def use_constants(self, constants: Sequence[torch.Tensor]) -> None:
-        """Take another tensor in the place of a constant of the graph for a change."""
+        """Register the tensors that are constants of the graph: a replacement is a change."""
         snapshots = {id(p.holder): p.value for p in self._places if p.access is Access.CONTENT}
-        parts: dict[int, list[tuple[str, Any]]] = {}
+        attributes: dict[int, list[tuple[str, Any]]] = {}
         for place in self._places:
             if place.access in (Access.ATTRIBUTE, Access.COMPUTED):
-                parts.setdefault(id(place.holder), []).append((place.key, place.value))
-        self._comparison = Comparison(snapshots, parts, frozenset(map(id, constants)))
+                attributes.setdefault(id(place.holder), []).append((place.key, place.value))
+        self._comparison = Comparison(snapshots, attributes, frozenset(map(id, constants)))
         of_objects = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
         self._absent = [(p.holder, p.key) for p in of_objects if p.value is ABSENT]
-        there = [p for p in of_objects if p.value is not ABSENT]
-        self._attributes = [(place.holder, place.key) for place in there]
+        present = [p for p in of_objects if p.value is not ABSENT]
+        self._attributes = [(place.holder, place.key) for place in present]
         items = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
         items = [place for place in items if _is_dict(place)]
         self._items = [(place.holder, place.key) for place in items]
@@ -127,32 +127,32 @@ class PythonGuards:
         self._others = [
             p for p in self._places if id(p) not in fast and p.access is not Access.CONTENT
         ]
-        self._compared = [*there, *items, *self._others]
+        self._compared = [*present, *items, *self._others]
         self._expected = [place.value for place in self._compared]
 
     def __len__(self) -> int:
         return len(self._places)
 
     def hold(self) -> bool:
-        """Return whether all values are what they were; equal new objects count as the same."""
+        """Return whether all values are unchanged; equal new objects count as unchanged."""
         if self._are_identical():
             return True
         if not all(map(self._holds, self._places)):
             return False
         for number, place in enumerate(self._compared):
-            now = place.present()
-            if isinstance(now, PLAIN):  # so that it is found to be the same the next time
+            now = place.current_value()
+            if isinstance(now, PLAIN):  # the next check finds the identical object
                 self._expected[number] = now
         return True
 
     def _are_identical(self) -> bool:
-        """Return whether the very same objects are there."""
+        """Return whether all objects are identical, which is fast to check."""
         try:
             now = [holder.__dict__[key] for holder, key in self._attributes]
             now += [holder[key] for holder, key in self._items]
         except RAISED:
             return False
-        now += [place.present() for place in self._others]
+        now += [place.current_value() for place in self._others]
         return (
             all(map(is_, now, self._expected))
             and not any(key in holder.__dict__ for holder, key in self._absent)
@@ -160,23 +160,23 @@ class PythonGuards:
         )
 
     def differences(self) -> Iterator[str]:
-        """Yield in words which values are not what they were."""
+        """Yield a description of each value that has changed."""
         for place in self._places:
             if self._holds(place):
                 continue
-            before, now = place.value, place.present()
+            before, now = place.value, place.current_value()
             if place.access is Access.CONTENT:
-                before, now = self._shown_content(place.holder, before, now)
+                before, now = self._display_content(place.holder, before, now)
                 if before == now:
                     yield f"{place.name} has other items{read_at(place.line)}"
                     continue
-            words = describe(before), describe(now)
-            if words[0] == words[1]:
-                words = (words[0], "another one")
-            yield f"{place.name} was {words[0]} and is {words[1]}{read_at(place.line)}"
+            texts = describe(before), describe(now)
+            if texts[0] == texts[1]:
+                texts = (texts[0], "another one")
+            yield f"{place.name} was {texts[0]} and is {texts[1]}{read_at(place.line)}"
 
-    def _shown_content(self, holder: Any, before: Any, now: Any) -> tuple[Any, Any]:
-        """Return two snapshots of a container as containers of its kind."""
+    def _display_content(self, holder: Any, before: Any, now: Any) -> tuple[Any, Any]:
+        """Return two snapshots of a container as containers of its type."""
         if isinstance(holder, dict):
             halves = [len(before) // 2, len(now) // 2]
             return tuple(  # type: ignore[return-value]
@@ -188,7 +188,7 @@ class PythonGuards:
         return (before, now) if isinstance(holder, set) else ("", "")
 
     def _holds(self, place: GuardedPlace) -> bool:
-        now = place.present()
+        now = place.current_value()
         if place.access is Access.CONTENT:
             if self._comparison.is_same_content(place.value, now):
                 return True
@@ -196,30 +196,32 @@ class PythonGuards:
         if self._comparison.is_same(place.value, now):
             return True
         alternative = self._alternatives.get(place.spot, ABSENT)
-        return alternative is not ABSENT and form_of(now) == alternative
+        return alternative is not ABSENT and comparison_key(now) == alternative
 
     def _is_left_by_forward(self, place: GuardedPlace) -> bool:
-        """Return whether the items of a container that differ are as forward makes them."""
+        """Return whether the changed items of a container have the values that forward sets."""
         holder, spot = place.holder, id(place.holder)
         if not isinstance(holder, dict):
-            return bool(self._alternatives.get((spot, None), ABSENT) == form_of(holder))
+            return bool(self._alternatives.get((spot, None), ABSENT) == comparison_key(holder))
         keys = place.value[: len(place.value) // 2]
         before = dict(zip(keys, place.value[len(keys) :], strict=True))
         for key in before.keys() | holder.keys():
             if self._comparison.is_same(before.get(key, ABSENT), holder.get(key, ABSENT)):
                 continue
-            if self._alternatives.get((spot, key), ABSENT) != form_of(holder.get(key, ABSENT)):
+            if self._alternatives.get((spot, key), ABSENT) != comparison_key(
+                holder.get(key, ABSENT)
+            ):
                 return False
         return True
 
 
 def _is_dict(place: GuardedPlace) -> bool:
-    """Return whether a place is an item of a dict without ``__missing__``, or of a sequence."""
+    """Return whether a place's item can be read by ``[]``: no ``__missing__``, no array."""
     return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
 
 
 def _is_identical_content(holder: Any, expected: Any) -> bool:
-    """Return whether a container has the very same items as a snapshot."""
+    """Return whether a container has identical items to a snapshot."""
     if isinstance(holder, dict):
         items = (*holder, *dict.values(holder))
         return len(items) == len(expected) and all(map(is_, items, expected))

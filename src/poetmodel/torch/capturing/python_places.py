@@ -1,4 +1,4 @@
-"""Places of Python values that a forward pass reads, and the objects that have them."""
+"""Places of Python values that a forward pass reads, and the objects that hold them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from poetmodel.torch.capturing.python_values import (
     ABSENT,
     CONTAINERS,
     PLAIN,
+    comparison_key,
     content_of,
-    form_of,
     is_iterator,
     items_of,
     origin_of_module,
@@ -40,14 +40,14 @@ _USERS: Final = (CodeOrigin.USER, CodeOrigin.GENERATED)
 
 
 class RecordedPlaces:
-    """The places that were read, and references to the objects that have them.
+    """The places that were read, with references to the objects that hold them.
 
     Parameters
     ----------
     root : torch.nn.Module
-        The module that is captured.
+        The captured module.
     attributes : AttributeRecorder
-        Records attributes of the objects that code reaches.
+        Records attribute reads of the registered objects.
     """
 
     def __init__(self, root: torch.nn.Module, attributes: AttributeRecorder) -> None:
@@ -55,35 +55,35 @@ class RecordedPlaces:
         self._attributes = attributes
         self.places: dict[tuple[int, Access, Any], GuardedPlace] = {}
         self.holders: dict[int, Any] = {}
-        """Objects that were read or reached, by identity, so that no other gets the same one."""
+        """Objects that were read or registered, by ``id``; the references prevent its reuse."""
         self.names = {id(module): shown_path(path) for path, module in root.named_modules()}
-        """Names of objects, by identity, in messages."""
+        """Names of objects in messages, by ``id``."""
         self.sites: dict[int, set[tuple[str, int, int]]] = {}
-        """Attributes that were recorded and the instructions that read them, for each object."""
+        """Recorded (attribute, code, instruction) of reads, by the object's ``id``."""
         self.functions: dict[int, set[int]] = {}
-        """Identities of the functions of a code object, by its identity."""
-        self._reached: set[int] = set()
-        self._kept: set[int] = set()
+        """``id`` of each function of a code object, by the code's ``id``."""
+        self._registered: set[int] = set()
+        self._watched: set[int] = set()
         self.on_holder: Callable[[str, Any], bool] = lambda *_: False
-        """Called with each container and object that code comes to, before the code changes it.
+        """Called with the name and object of each container and object before code changes it.
 
-        Returns whether it keeps a reference, until `on_forgotten`.
+        Returns whether the callee retains a reference until `on_forgotten`.
         """
         self.on_forgotten: Callable[[set[int]], object] = lambda _: None
-        """Called with the identities of those that the forward pass made itself."""
+        """Called with the ``id`` of each such object that the forward pass created itself."""
 
     # -- recording -------------------------------------------------------------------------------
 
-    def reach(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
-        """Record attributes of a value from now on, of values in it, and of functions it calls."""
+    def register(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
+        """Record reads of a value from now on, of values in it, and of functions it calls."""
         kind = type(value)
         if isinstance(value, type):
             self._attributes.on_class(value)
         if isinstance(value, (*PLAIN, torch.Tensor, BuiltinFunctionType, type)):
             return
-        if id(value) in self._reached:
+        if id(value) in self._registered:
             return
-        self._reached.add(id(value))
+        self._registered.add(id(value))
         self.holders.setdefault(id(value), value)
         self.names.setdefault(id(value), name)
         if isinstance(value, FunctionType):
@@ -98,17 +98,17 @@ class RecordedPlaces:
             self._watch(name, value)
         elif self._attributes.register(kind) and not issubclass(kind, torch.nn.Module):
             self._watch(name, value)
-        for part, shown in _reachable_values(value, name):
-            self.reach(part, shown)
+        for inner, inner_name in _reachable_values(value, name):
+            self.register(inner, inner_name)
 
     def _watch(self, name: str, value: Any) -> None:
         if self.on_holder(name, value):
-            self._kept.add(id(value))
+            self._watched.add(id(value))
 
     def add(
         self, holder: Any, access: Access, key: Any, value: Any, name: str, line: Line | None
     ) -> None:
-        """Record a place that was read; the first record of a place counts."""
+        """Record a place that was read; later records of the same place are ignored."""
         self.holders.setdefault(id(holder), holder)
         try:
             spot = (id(holder), access, (type(key), key))
@@ -119,43 +119,43 @@ class RecordedPlaces:
         first = value if isinstance(value, PLAIN) else id(value)
         self.places[spot] = GuardedPlace(holder, access, key, name, line, first)
 
-    def use(self, value: Any, name: str, line: Line | None, after: FollowingCode) -> None:
-        """Record the parts of a value that the code after its read uses."""
+    def record_use(self, value: Any, name: str, line: Line | None, after: FollowingCode) -> None:
+        """Record the items or attributes of a value that the code `after` its read uses."""
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         if is_iterator(value) and not isinstance(value, torch.nn.Module):
             self.add(value, Access.CONTENT, None, value, name, line)
             return
-        self.reach(value, name)
+        self.register(value, name)
         if isinstance(value, (*CONTAINERS, ModuleType, type, FunctionType)):
-            self.follow(value, name, line, after)
+            self.record_keys(value, name, line, after)
         elif isinstance(value, tuple | frozenset | partial):
-            self.read_all(value, name, line)
+            self.record_all(value, name, line)
 
-    def follow(self, value: Any, name: str, line: Line | None, after: FollowingCode) -> None:
-        """Record the parts of a container that the code `after` its read reads; all if unknown."""
+    def record_keys(self, value: Any, name: str, line: Line | None, after: FollowingCode) -> None:
+        """Record the keys that the code `after` a container's read reads; all keys if unknown."""
         if isinstance(value, (ModuleType, type, FunctionType)):
-            self._follow_namespace(value, line, after)
+            self._record_namespace(value, line, after)
             return
         content = content_of(value)
         uses = after.read_keys(value)
         if uses is None:
-            self.read_all(value, name, line)
+            self.record_all(value, name, line)
             return
         for key, following in uses:
             try:
                 is_dict = isinstance(content, dict)
                 item = dict.get(content, key, ABSENT) if is_dict else content[key]
             except RAISED:
-                self.read_all(value, name, line)
+                self.record_all(value, name, line)
                 return
             namespace = content is not value and not isinstance(value, CONTAINERS[4:6])
             shown = f"{name}.{key}" if namespace else f"{name}[{key!r}]"
             self.add(content, Access.ITEM, key, item, shown, line)
-            self.use(item, shown, line, following)
+            self.record_use(item, shown, line, following)
 
-    def _follow_namespace(self, value: Any, line: Line | None, after: FollowingCode) -> None:
-        """Record the attribute that is read of a module of Python, a class or a function."""
+    def _record_namespace(self, value: Any, line: Line | None, after: FollowingCode) -> None:
+        """Record the next attribute that is read of a Python module, class or function."""
         key, following = after.attribute()
         if key is None or key.startswith("__"):
             return
@@ -166,7 +166,7 @@ class RecordedPlaces:
                     shown = f"{kind.__qualname__}.{key}"
                     if not issubclass(kind, PLAIN):
                         self.add(kind, Access.CLASS, key, found, shown, line)
-                        self.use(found, shown, line, following)
+                        self.record_use(found, shown, line, following)
                     return
             return
         if isinstance(value, ModuleType) and _python_root(value) == "torch":
@@ -174,33 +174,33 @@ class RecordedPlaces:
         found = vars(value).get(key, ABSENT)
         shown = f"{value.__name__}.{key}"
         self.add(vars(value), Access.ITEM, key, found, shown, line)
-        self.use(found, shown, line, following)
+        self.record_use(found, shown, line, following)
 
-    def read_all(self, value: Any, name: str, line: Line | None) -> None:
-        """Record a value as read with all values in it."""
+    def record_all(self, value: Any, name: str, line: Line | None) -> None:
+        """Record that a value was read with all values in it."""
         if isinstance(value, partial):
-            parts: Sequence[tuple[Any, Any]] = [("keywords", value.keywords), ("args", value.args)]
+            items: Sequence[tuple[Any, Any]] = [("keywords", value.keywords), ("args", value.args)]
         elif isinstance(value, CONTAINERS):
             content = content_of(value)
             if (id(content), Access.CONTENT, (type(None), None)) in self.places:
                 return
             self.add(content, Access.CONTENT, None, content, name, line)
             size = content.size if isinstance(content, np.ndarray) else len(content)
-            parts = list(items_of(value)) if size <= _MAX_ITEMS else ()
+            items = list(items_of(value)) if size <= _MAX_ITEMS else ()
         else:
-            parts = list(enumerate(value))
-        for key, part in parts:
+            items = list(enumerate(value))
+        for key, item in items:
             shown = f"{name}[{key!r}]"
-            self.reach(part, shown)
-            if isinstance(part, (*CONTAINERS, tuple, frozenset, partial)):
-                self.read_all(part, shown, line)
+            self.register(item, shown)
+            if isinstance(item, (*CONTAINERS, tuple, frozenset, partial)):
+                self.record_all(item, shown, line)
 
     # -- the end of a capture ----------------------------------------------------------------------
 
     def was_read(self, holder: int, key: Any) -> bool:
-        """Return whether an attribute or item was read, alone or with all others.
+        """Return whether an attribute or item was read, alone or with all other items.
 
-        `holder` is the identity of the dict that has it, which may be that of an object.
+        `holder` is the ``id`` of the dict with the item, which may have an object's attributes.
         """
         content = (holder, Access.CONTENT, (type(None), None))
         return content in self.places or any(
@@ -208,7 +208,7 @@ class RecordedPlaces:
         )
 
     def classes(self) -> Iterator[type]:
-        """Yield the classes of a user whose attributes the code may read."""
+        """Yield the user's classes whose attributes the code may read."""
         kinds = {type(holder) for holder in self.holders.values()}
         kinds.update(value for value in self.holders.values() if isinstance(value, type))
         kinds.update(type(module) for module in self._root.modules())
@@ -217,22 +217,22 @@ class RecordedPlaces:
             if is_user_defined(kind):
                 yield kind
 
-    def forget_temporary(self) -> None:
-        """Remove objects to which nothing else refers: the forward pass made them."""
+    def remove_temporary(self) -> None:
+        """Remove objects without other references, and their places: forward created them."""
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
         while True:
             counts = Counter(id(place.holder) for place in self.places.values())
-            # References: of the dict and the call, of places, and of who watches it.
+            # References: of the dict and the call, of places, and of the watcher.
             gone = {
                 key
                 for key in self.holders
-                if sys.getrefcount(self.holders[key]) <= 2 + counts[key] + (key in self._kept)
+                if sys.getrefcount(self.holders[key]) <= 2 + counts[key] + (key in self._watched)
             }
             if not gone:
                 return
-            self.on_forgotten(gone & self._kept)
-            self._kept -= gone
+            self.on_forgotten(gone & self._watched)
+            self._watched -= gone
             self.places = {
                 spot: place for spot, place in self.places.items() if spot[0] not in gone
             }
@@ -240,7 +240,7 @@ class RecordedPlaces:
                 self.holders.pop(key)
                 self.sites.pop(key, None)
                 self.names.pop(key, None)
-            self._reached -= gone
+            self._registered -= gone
             for functions in self.functions.values():
                 functions.difference_update(gone)
 
@@ -253,7 +253,7 @@ def is_user_defined(value: Any) -> bool:
 
 
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
-    """Yield (value, name) of the items of a container, or of the values that a callable has."""
+    """Yield (value, name) of each item of a container, or of each value that a callable holds."""
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield default, f"a default of {value.__qualname__}"
@@ -262,7 +262,7 @@ def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
         yield value.__self__, name
         yield value.__func__, name
     elif isinstance(value, partial):
-        yield from ((part, name) for part in (value.func, *value.args, *value.keywords.values()))
+        yield from ((item, name) for item in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, tuple | frozenset):
         yield from ((item, f"{name}[{key}]") for key, item in enumerate(value))
     elif (
@@ -274,7 +274,7 @@ def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
 
 
 def cell_value(cell: CellType) -> Any:
-    """Return the value of the variable of a closure; `ABSENT` before it is set."""
+    """Return the value of a closure's variable; `ABSENT` if it is not set."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -285,17 +285,17 @@ def _python_root(module: ModuleType) -> str:
     return module.__name__.partition(".")[0]
 
 
-def guard_fault(place: GuardedPlace) -> str | None:
-    """Return why a place cannot be guarded; None if it can."""
+def guard_error(place: GuardedPlace) -> str | None:
+    """Return the error message of a place that cannot be guarded; None if it can."""
     value = place.holder if place.access is Access.CONTENT else None
     if value is None:
         return None
     where = read_at(place.line)
     if is_iterator(value):
         return (
-            f"{place.name} is an iterator ({type(value).__name__}){where}: each pass would go on "
-            "with it, and a compiled step does not; take the next item outside of the step and "
-            "give it as an input"
+            f"{place.name} is an iterator ({type(value).__name__}){where}: each pass would advance "
+            "it, and a compiled step does not; take the next item outside of the step and pass it "
+            "as an input"
         )
     if isinstance(value, np.ndarray):
         size, limit, unit = value.nbytes, _MAX_ARRAY_BYTES, "bytes"
@@ -310,10 +310,10 @@ def guard_fault(place: GuardedPlace) -> str | None:
 
 
 def is_unchanged(place: GuardedPlace) -> bool:
-    """Return whether a place has the value that was read; if not, forward had set that itself."""
+    """Return whether a place has the value that was read; otherwise forward has set it itself."""
     if place.access is Access.CONTENT:
         return True
     value = place.value
     if isinstance(value, PLAIN) and isinstance(place.first, PLAIN):
-        return bool(form_of(value) == form_of(place.first))
+        return bool(comparison_key(value) == comparison_key(place.first))
     return bool(id(value) == place.first)

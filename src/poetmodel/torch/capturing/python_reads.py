@@ -1,14 +1,14 @@
-"""Python values that a forward pass reads: recorded while it is captured, guarded afterwards.
+"""Python values that a forward pass reads: recorded during the capture, guarded afterwards.
 
-Code of the model runs once. A number that it reads from an object, a name of a file, or a closure
-is part of the captured step, so each place that was read is looked at again before each step.
+Code of the model runs once. Each number that it reads from an object, a global or a closure becomes
+part of the captured step, so a guard compares each place that was read before each step.
 
-Attributes are recorded where they are read: while the forward pass runs, the classes of the model,
-and of all objects that it comes to, have a ``__getattribute__`` that records
-(`poetmodel.torch.capturing.python_attributes`). Names of files and of closures are found in the
-code that ran, line by line (`poetmodel.torch.capturing.python_code`). Of a container, the key is
-recorded where the code that follows the read is a subscript (``self.d["a"]``), and the whole
-content otherwise (`poetmodel.torch.capturing.python_places`).
+Attributes are recorded when they are read. During the forward pass the classes of the model and of
+all objects that the code reads have a ``__getattribute__`` that records
+(`poetmodel.torch.capturing.python_attributes`). Globals and closure variables are found in the
+executed lines of code (`poetmodel.torch.capturing.python_code`). For a container the key is
+recorded if the code after the read is a subscript (``self.d["a"]``), otherwise the whole content
+(`poetmodel.torch.capturing.python_places`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from poetmodel.torch.capturing.python_guards import Access, PythonGuards
 from poetmodel.torch.capturing.python_places import (
     RecordedPlaces,
     cell_value,
-    guard_fault,
+    guard_error,
     is_unchanged,
     is_user_defined,
 )
@@ -60,7 +60,7 @@ class PythonReads:
     Parameters
     ----------
     stepped : torch.nn.Module
-        The module that is captured.
+        The captured module.
     loss_fn : object
         The user's loss; None without one.
     """
@@ -87,22 +87,22 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name of each container and object that code comes to, and with it,
-            before the code changes it. Returns whether it keeps a reference, until `on_forgotten`.
+            Called with the name and object of each container and object before the code changes
+            it. Returns whether it retains a reference until `on_forgotten`.
         on_forgotten : callable
-            Called with the identities of those that the forward pass made itself.
+            Called with the ``id`` of each such object that the forward pass created itself.
         on_class : callable
-            Called with each class of recorded objects, and each one above it.
+            Called with each class of recorded objects, and with each of its base classes.
         """
         self.places.on_holder, self.places.on_forgotten = on_holder, on_forgotten
         self._attributes.on_class = on_class
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the places that the forward pass inside reads."""
+        """Context manager that records the places that the forward pass inside reads."""
         self._thread = get_ident()
         self._is_active = True
-        self.places.use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
+        self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
         with self._attributes.patches():
             previous = sys.gettrace()
             sys.settrace(self._trace_call)
@@ -118,29 +118,29 @@ class PythonReads:
         if known is None:
             known = self._codes[id(code)] = ExecutedCode(code, frame.f_globals)
             if known.is_followed:
-                self._enter(known, frame)
+                self._register_names(known, frame)
         return known.trace_line if known.is_followed else None
 
-    def _enter(self, known: ExecutedCode, frame: FrameType) -> None:
-        """Reach the values that a function may read, before its first line runs."""
+    def _register_names(self, known: ExecutedCode, frame: FrameType) -> None:
+        """Register the globals, closure and arguments of a function before its first line."""
         self._is_busy = True
         try:
             code, names = frame.f_code, frame.f_locals
             for name in known.global_names:
                 value = frame.f_globals.get(name, ABSENT)
                 known.first.setdefault(name, value)
-                self.places.reach(value, f"{_module_name(frame.f_globals)}.{name}")
+                self.places.register(value, f"{_module_name(frame.f_globals)}.{name}")
             for name in code.co_freevars:
                 if name in known.stored_cells:
                     known.first_cells.setdefault(name, names.get(name, ABSENT))
-                self.places.reach(names.get(name), f"{name} of {code.co_qualname}")
+                self.places.register(names.get(name), f"{name} of {code.co_qualname}")
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 self._attributes.register(type(names.get(name)))
         finally:
             self._is_busy = False
 
     def _record_attribute(self, value: Any, name: str, found: Any) -> None:
-        """Record that code read an attribute; `found` is `ABSENT` if there was none."""
+        """Record that code reads an attribute; `found` is `ABSENT` if the object has none."""
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
         if name[:2] == "__" and name != "__dict__":
@@ -168,6 +168,7 @@ class PythonReads:
             self._is_busy = False
 
     def _record_read(self, value: Any, name: str, found: Any, frame: FrameType) -> None:
+        """Record an attribute read as an instance attribute, item, absence or class attribute."""
         self.places.holders.setdefault(id(value), value)  # for the site
         origin = origin_of(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
@@ -178,7 +179,7 @@ class PythonReads:
         if name == "__dict__":
             if attributes is not None:
                 shown = f"attributes of {owner or type(value).__qualname__}"
-                self.places.follow(attributes, shown, line, FollowingCode(frame, calls=True))
+                self.places.record_keys(attributes, shown, line, FollowingCode(frame, calls=True))
             return
         shown = f"{owner}.{name}" if owner else name
         if owner is None and not isinstance(value, torch.nn.Module):
@@ -186,7 +187,7 @@ class PythonReads:
         if attributes is not None and name in attributes:
             found = attributes[name]
             self.places.add(value, Access.ATTRIBUTE, name, found, shown, line)
-            self.places.use(found, shown, line, FollowingCode(frame))
+            self.places.record_use(found, shown, line, FollowingCode(frame))
             return
         if isinstance(value, torch.nn.Module) and any(
             name in attributes[kind]
@@ -198,40 +199,42 @@ class PythonReads:
             self.places.add(value, Access.ATTRIBUTE, name, ABSENT, shown, line)
         if isinstance(value, dict) and found is ABSENT and name in value:
             self.places.add(value, Access.ITEM, name, dict.get(value, name), shown, line)
-            self.places.use(dict.get(value, name), shown, line, FollowingCode(frame))
+            self.places.record_use(dict.get(value, name), shown, line, FollowingCode(frame))
             return
         self._record_class_attribute(value, name, shown, line, frame)
 
     def _record_class_attribute(
         self, value: Any, name: str, shown: str, line: Line | None, frame: FrameType
     ) -> None:
-        """Record an attribute of a class that was read of an instance without its own."""
+        """Record a class attribute that was read through an instance."""
         for kind in type(value).__mro__:
             if name not in vars(kind):
                 continue
             found = vars(kind)[name]
             function = getattr(found, "__func__", found)  # of static and class methods
             if isinstance(function, FunctionType):
-                self.places.reach(function, shown)
+                self.places.register(function, shown)
             if isinstance(found, property) and isinstance(found.fget, FunctionType):
-                self.places.reach(found.fget, shown)
+                self.places.register(found.fget, shown)
             if type(found).__name__ in ("member_descriptor", "_tuplegetter"):
                 slot = getattr(value, name, ABSENT)
                 self.places.add(value, Access.COMPUTED, name, slot, shown, line)
-                self.places.use(slot, shown, line, FollowingCode(frame))
+                self.places.record_use(slot, shown, line, FollowingCode(frame))
             elif is_user_defined(kind) or isinstance(found, (*PLAIN, *CONTAINERS, tuple)):
                 self.places.add(
                     kind, Access.CLASS, name, found, f"{kind.__qualname__}.{name}", line
                 )
-                self.places.use(found, f"{kind.__qualname__}.{name}", line, FollowingCode(frame))
+                self.places.record_use(
+                    found, f"{kind.__qualname__}.{name}", line, FollowingCode(frame)
+                )
             return
 
     # -- the end of a capture ----------------------------------------------------------------------
 
     def stored_names(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-        """Yield the names of files that the code that ran may set, with their first value.
+        """Yield (file's module, globals, name, first value) of each global that code may set.
 
-        Name of the file, its dict, the name in it, and the value before the code ran.
+        Only code that was executed counts. The value is that before the code ran.
         """
         for code in self._codes.values():
             if code.is_followed:
@@ -239,9 +242,9 @@ class PythonReads:
                     yield _module_name(code.globals), code.globals, key, code.first[key]
 
     def stored_cells(self) -> Iterator[tuple[str, CellType, Any]]:
-        """Yield the variables of closures that the code that ran may set, with their first value.
+        """Yield (name, cell, first value) of each closure variable that executed code may set.
 
-        Variables of the forward pass itself are left out.
+        Variables of the forward pass itself are omitted.
         """
         if any(code.is_followed and code.stored_cells for code in self._codes.values()):
             self._find_functions()
@@ -252,7 +255,7 @@ class PythonReads:
                         yield f"{name} of {code.code.co_qualname}", cell, code.first_cells[name]
 
     def _find_functions(self) -> None:
-        """Find the functions of closures that ran, which no name or attribute leads to."""
+        """Find the functions of executed closures that no registered object refers to."""
         missing = {
             id(code.code)
             for code in self._codes.values()
@@ -266,32 +269,32 @@ class PythonReads:
                 self.places.functions.setdefault(id(value.__code__), set()).add(id(value))
 
     def _record_code(self) -> None:
-        """Record the names of files and closures that lines that ran read."""
+        """Record the globals and closure variables that executed lines read."""
         for code in list(self._codes.values()):
             if not code.is_followed:
                 continue
             cells = self._lasting_cells(code)
             for name, following in code.reads(READ_GLOBAL):
                 value = code.first.get(name, code.globals.get(name, ABSENT))
-                if value is ABSENT:  # of the builtins
+                if value is ABSENT:  # a builtin
                     continue
                 shown = f"{_module_name(code.globals)}.{name}"
                 line = following.line
                 if not (code.is_library and isinstance(value, _LINKS)):
                     self.places.add(code.globals, Access.ITEM, name, value, shown, line)
-                self.places.use(value, shown, line, following)
+                self.places.record_use(value, shown, line, following)
             for name, following in code.reads(READ_CLOSURE):
                 if name not in cells:
                     continue
                 value = cell_value(cells[name])
                 shown = f"{name} of {code.code.co_qualname}"
                 self.places.add(cells[name], Access.CELL, name, value, shown, following.line)
-                self.places.use(value, shown, following.line, following)
+                self.places.record_use(value, shown, following.line, following)
             self._record_defaults(code)
         self._record_classes()
 
     def _record_defaults(self, code: ExecutedCode) -> None:
-        """Record the defaults of the functions of a code object that ran."""
+        """Record the defaults of the functions of an executed code object."""
         for function in [
             self.places.holders[key] for key in self.places.functions.get(id(code.code), ())
         ]:
@@ -301,12 +304,12 @@ class PythonReads:
                     shown = f"defaults of {function.__qualname__}"
                     line = (code.code.co_filename, code.code.co_firstlineno)
                     self.places.add(function, Access.COMPUTED, key, value, shown, line)
-                    self.places.read_all(value, shown, line)
+                    self.places.record_all(value, shown, line)
 
     def _record_classes(self) -> None:
-        """Record plain attributes of the user's classes whose names the code that ran reads.
+        """Record plain attributes of the user's classes whose names the executed code reads.
 
-        So ``type(self).beta`` is found, and ``cls.beta``: what is on the stack cannot be seen.
+        This finds ``type(self).beta`` and ``cls.beta``, whose holder is not known from the code.
         """
         read: dict[str, Line | None] = {}
         for code in self._codes.values():
@@ -320,10 +323,12 @@ class PythonReads:
                 if not is_known and isinstance(value, (*PLAIN, *CONTAINERS, tuple)):
                     shown = f"{kind.__qualname__}.{name}"
                     self.places.add(kind, Access.CLASS, name, value, shown, read[name])
-                    self.places.use(value, shown, read[name], FollowingCode.unknown(read[name]))
+                    self.places.record_use(
+                        value, shown, read[name], FollowingCode.unknown(read[name])
+                    )
 
     def _lasting_cells(self, code: ExecutedCode) -> dict[str, CellType]:
-        """Return the variables of a closure that live longer than the forward pass."""
+        """Return the closure variables of a code object that outlive the forward pass."""
         if not code.code.co_freevars:
             return {}
         functions = self.places.functions.get(id(code.code), set())
@@ -338,26 +343,26 @@ class PythonReads:
         return cells
 
     def guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return the guards of all places, with everything put back as it was before the capture.
+        """Return the guards of all places; call it when all state is restored.
 
-        `alternatives` has the form that forward itself gives to a place when it runs.
+        `alternatives` has the comparison keys of values that forward itself sets, by spot.
         Raises `CaptureError` if a place cannot be guarded.
         """
         self._find_functions()
         self._record_code()
-        self.places.forget_temporary()
+        self.places.remove_temporary()
         places = list(self.places.places.values())
         for place in places:
-            place.value = place.present()
-            fault = guard_fault(place)
-            if fault:
-                raise CaptureError(f"{name}: {fault}")
-        kept = [place for place in places if is_unchanged(place)]
-        return PythonGuards(kept, alternatives)
+            place.value = place.current_value()
+            error = guard_error(place)
+            if error:
+                raise CaptureError(f"{name}: {error}")
+        unchanged = [place for place in places if is_unchanged(place)]
+        return PythonGuards(unchanged, alternatives)
 
 
 _LINKS: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
-"""Types of most values of the names in a library's files."""
+"""Types of the values that most globals of a library's files have."""
 
 
 def _module_name(names: Mapping[str, Any]) -> str:
@@ -365,7 +370,7 @@ def _module_name(names: Mapping[str, Any]) -> str:
 
 
 def _is_package_method(value: Any, name: str) -> bool:
-    """Return whether an attribute of an object is a method that a package defines."""
+    """Return whether an attribute of an object is a package's method."""
     for kind in type(value).__mro__:
         if name in vars(kind):
             is_plain = isinstance(vars(kind)[name], (*PLAIN, *CONTAINERS, tuple))

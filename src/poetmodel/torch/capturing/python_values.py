@@ -31,7 +31,7 @@ class _Absent:
 
 
 ABSENT: Final = _Absent()
-"""Stands for a name, key or attribute that is not there."""
+"""Stands for a missing name, key or attribute."""
 
 PLAIN: Final = (
     NoneType, bool, int, float, complex, str, bytes, range, slice, Enum, np.generic, Fraction,
@@ -39,26 +39,26 @@ PLAIN: Final = (
     torch.device, torch.layout, torch.memory_format, torch.Size, type(...), type(NotImplemented),
     _Absent,
 )  # fmt: skip
-"""Types of immutable values without parts."""
+"""Types of immutable values without inner values."""
 CONTAINERS: Final = (dict, list, set, deque, UserDict, UserList, np.ndarray, SimpleNamespace)
-"""Types whose content may change while they stay the same object."""
+"""Types of objects whose content may change."""
 _DEPTH: Final = 6
-"""How deep nested values are described."""
-_WORDS: Final = 60
-"""Longest description of a value [characters]."""
+"""Maximum depth to which nested values are compared."""
+_MAX_TEXT: Final = 60
+"""Maximum length of the description of a value [characters]."""
 
 
 def content_of(container: Any) -> Any:
-    """Return the dict, list, set or array with the content of a container or of a namespace."""
+    """Return the dict, list, set or array that has the content of a container or namespace."""
     if isinstance(container, UserDict | UserList):
         return container.data
     return vars(container) if isinstance(container, SimpleNamespace) else container
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the instance attributes of an object; None if it has no `__dict__`, and for classes.
+    """Return the instance attributes of an object; None without a `__dict__`, and for classes.
 
-    Does not run code of the object.
+    Runs no code of the object.
     """
     if isinstance(value, type):
         return None
@@ -70,18 +70,18 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator, whose position cannot be compared; files are none."""
+    """Return whether a value is an iterator, whose state cannot be compared; files are none."""
     kind = type(value)
     return issubclass(kind, AnyIterator) and not issubclass(kind, (*PLAIN, IOBase))
 
 
-# -- forms ---------------------------------------------------------------------------------------
+# -- comparison keys -----------------------------------------------------------------------------
 
 
-def form_of(value: Any, depth: int = _DEPTH) -> Any:
-    """Return a comparable description of a value: equal forms mean equal values.
+def comparison_key(value: Any, depth: int = _DEPTH) -> Any:
+    """Return a key of a value: equal keys mean equal values.
 
-    Of tensors it is shape and type, of modules and functions their name.
+    The key of a tensor has only shape and type; that of a module or function its name.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -96,26 +96,29 @@ def form_of(value: Any, depth: int = _DEPTH) -> Any:
         return (kind, str(value.dtype), value.shape, value.tobytes())
     content = content_of(value)
     if isinstance(content, dict):
-        return (kind, tuple((form_of(k), form_of(x, depth - 1)) for k, x in content.items()))
+        return (
+            kind,
+            tuple((comparison_key(k), comparison_key(x, depth - 1)) for k, x in content.items()),
+        )
     if isinstance(content, list | tuple | deque):
-        return (kind, tuple([form_of(item, depth - 1) for item in content]))
+        return (kind, tuple([comparison_key(item, depth - 1) for item in content]))
     if isinstance(content, set | frozenset):
-        return (kind, frozenset(form_of(item, depth - 1) for item in content))
+        return (kind, frozenset(comparison_key(item, depth - 1) for item in content))
     attributes = attributes_of(value)
     if attributes is None or origin_of_module(kind.__module__) is CodeOrigin.STANDARD:
         return (kind,)
-    return (kind, tuple((key, form_of(x, depth - 1)) for key, x in attributes.items()))
+    return (kind, tuple((key, comparison_key(x, depth - 1)) for key, x in attributes.items()))
 
 
-def has_tensors(form: Any) -> bool:
-    """Return whether a form is that of a tensor or has one inside."""
-    if not isinstance(form, tuple | frozenset):
+def has_tensors(key: Any) -> bool:
+    """Return whether a comparison key is that of a tensor or contains one."""
+    if not isinstance(key, tuple | frozenset):
         return False
-    return (isinstance(form, tuple) and form[:1] == ("tensor",)) or any(map(has_tensors, form))
+    return (isinstance(key, tuple) and key[:1] == ("tensor",)) or any(map(has_tensors, key))
 
 
 def origin_of_module(module: str) -> CodeOrigin:
-    """Return whose code a module of Python is; a module of C is as the standard library."""
+    """Return the origin of a Python module's code; a user's if it has no file."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return CodeOrigin.STANDARD
@@ -129,37 +132,37 @@ def origin_of_module(module: str) -> CodeOrigin:
 
 
 class Comparison:
-    """Compares what a capture read with what is there now.
+    """Compares values that a capture read with current values.
 
     Parameters
     ----------
     snapshots : mapping
-        Content of containers at the capture, by their identity; they may have changed since.
-    parts : mapping
-        For the identity of an object the attributes that were read, with their values.
+        Content of containers at the capture, by ``id``; they may have changed since.
+    attributes : mapping
+        (name, value) of each attribute that was read, by the object's ``id``.
     constants : set of int
-        Identities of tensors that are constants of the graph: another one is a change.
+        ``id`` of each tensor that is a constant of the graph: a replacement is a change.
     """
 
     def __init__(
         self,
         snapshots: Mapping[int, Any],
-        parts: Mapping[int, Sequence[tuple[str, Any]]],
+        attributes: Mapping[int, Sequence[tuple[str, Any]]],
         constants: frozenset[int],
     ) -> None:
         self._snapshots = snapshots
-        self._parts = parts
+        self._attributes = attributes
         self._constants = constants
 
     def is_same(self, before: Any, now: Any, depth: int = _DEPTH) -> bool:
-        """Return whether a step that was captured with one value holds for another one."""
+        """Return whether a step captured with value `before` also holds for value `now`."""
         if before is now:
             return True
         kind = type(before)
         if isinstance(before, torch.Tensor):
             if not isinstance(now, torch.Tensor) or id(before) in self._constants:
                 return False
-            return bool(form_of(before) == form_of(now))
+            return bool(comparison_key(before) == comparison_key(now))
         if kind is not type(now) or depth == 0:
             return False
         if isinstance(before, PLAIN):
@@ -185,24 +188,24 @@ class Comparison:
             pairs += [(before.__kwdefaults__, now.__kwdefaults__), (cells[0], cells[1])]
             if before.__code__ is not now.__code__:
                 return False
-        elif id(before) in self._parts and not isinstance(before, torch.nn.Module):
-            pairs = [(x, _attribute(now, key)) for key, x in self._parts[id(before)]]
+        elif id(before) in self._attributes and not isinstance(before, torch.nn.Module):
+            pairs = [(x, _get_attribute(now, key)) for key, x in self._attributes[id(before)]]
         else:
             return False
         return all(self.is_same(one, other, depth) for one, other in pairs)
 
     def is_same_content(self, before: Any, now: Any, depth: int = _DEPTH) -> bool:
-        """Return whether two snapshots have the same items in the same order."""
+        """Return whether two snapshots have the same items in the same order; see `is_same`."""
         if type(before) is not type(now) or len(before) != len(now):
             return False
         if isinstance(before, frozenset):
-            return bool(form_of(before) == form_of(now))
+            return bool(comparison_key(before) == comparison_key(now))
         if isinstance(before, bytes | str):
             return bool(before == now)
         return all(self.is_same(x, y, depth - 1) for x, y in zip(before, now, strict=True))
 
 
-def _attribute(value: Any, key: str) -> Any:
+def _get_attribute(value: Any, key: str) -> Any:
     try:
         return getattr(value, key)
     except RAISED:
@@ -210,7 +213,7 @@ def _attribute(value: Any, key: str) -> Any:
 
 
 def snapshot_of(content: Any) -> Any:
-    """Return a copy of a content that does not change: tuples of keys and values, or of items."""
+    """Return an immutable copy of a content: keys and values as a tuple, or items."""
     if isinstance(content, dict):
         return (*content, *dict.values(content))
     if isinstance(content, np.ndarray):
@@ -218,30 +221,30 @@ def snapshot_of(content: Any) -> Any:
     return frozenset(content) if isinstance(content, set | frozenset) else tuple(content)
 
 
-# -- words ---------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------
 
 
 def describe(value: Any) -> str:
-    """Return a value for people: short."""
+    """Return a short description of a value for display."""
     if isinstance(value, _Absent):
-        return "not there"
+        return "absent"
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, FunctionType | type):
         return value.__qualname__
     if isinstance(value, (*PLAIN, *CONTAINERS, tuple, frozenset)):
         text = " ".join(repr(value).split())
-        return text if len(text) <= _WORDS else f"{text[: _WORDS - 3]}..."
+        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
     return f"a {type(value).__qualname__}"
 
 
 def read_at(line: tuple[str, int] | None) -> str:
-    """Return words for the line that reads a value; empty if it is not known."""
+    """Return the text ", read at" with a line; empty if the line is unknown."""
     return f", read at {shown_line(*line)}" if line else ""
 
 
 def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys and values of a container, or the positions and items."""
+    """Yield (key, value) of a dict's items, or (index, item); nothing for arrays."""
     content = content_of(container)
     if isinstance(content, dict):
         yield from list(dict.items(content))

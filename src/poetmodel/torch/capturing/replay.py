@@ -1,7 +1,7 @@
-"""The captured graph run node by node, with kernels that give what eager does.
+"""Running the captured graph node by node, with kernels that have the bits of eager.
 
-A network repeats itself. Where a run only measures, the expensive operations of one form (operator,
-shapes, strides, types, numbers) are computed once.
+Networks repeat operations. If a run only measures, expensive operations with equal call keys
+(operator, shapes, strides, types, numbers) are executed once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from poetmodel.errors import PoetModelError
-from poetmodel.torch.capturing.joint_graph import in_module
+from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import RAISED, CaptureError
-from poetmodel.torch.graph.operators import is_counted, kernel_of
-from poetmodel.torch.graph.tensors import fake, form_of, storage_key, tensors_in
+from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
+from poetmodel.torch.graph.tensors import call_key, fake, storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def temporarily(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
-    """Set something inside, and set it as it was before at the end."""
+def temporary_setting(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
+    """Call a setter with `value` at the start, and with `before` at the end."""
     setter(value)
     try:
         yield
@@ -44,29 +44,29 @@ def temporarily(setter: Callable[[Any], object], value: Any, before: Any) -> Ite
 
 
 def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Return the result of a node's operation on its arguments."""
+    """Execute a node's kernel on its arguments, and return the result."""
     return kernel_of(node)(*arguments, **keywords)
 
 
 def replay(joint: Joint, execute: Execute = call) -> None:
-    """Run every operation once, in the order of the graph, on the inputs of the capture.
+    """Execute every operation once, in graph order, on the inputs of the capture.
 
-    `execute` gets each node with its arguments and returns its value. Values are let go after their
-    last use. The state of the random generator is put back.
+    `execute` is called with each node and its arguments, and returns the node's value. Values are
+    freed after their last use. The state of the random generator is restored.
     """
-    given = ((argument.node, joint.value(argument)) for argument in joint.arguments)
-    env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in given}
+    values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
+    env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in values}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         _Interpreter(joint.graph_module, execute).run(initial_env=env, enable_io_processing=False)
 
 
 class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
-    """Runs a graph with something of one's own in place of each operation."""
+    """Runs a graph with a function instead of each operation."""
 
     def __init__(self, module: fx.GraphModule, execute: Execute) -> None:
         super().__init__(module)
         self._execute = execute
-        self.extra_traceback = False  # errors say themselves where they are
+        self.extra_traceback = False  # our errors name the location
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
@@ -74,57 +74,58 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
         return self._execute(n, *self.fetch_args_kwargs_from_env(n))
 
 
-# -- each form of operation once ----------------------------------------------------------------
+# -- each call key once --------------------------------------------------------------------------
 
 
 class RepeatedOps:
-    """Executes the first of the expensive operations of a form, whose outputs stand for all others.
+    """Executes expensive operations once per call key; their outputs stand for all repetitions.
 
-    Expensive are convolutions, matrix products, attention, and what makes large tensors: nearly
-    all of the time of a step. Their times and workspaces do not depend on values. The outputs are
-    of the right kind, but not those of the step, random numbers among them: `sampled` runs it in
-    full where an operation fails on them.
+    Convolutions, matrix products, attention and operations with large outputs are expensive: they
+    take nearly all of a step's time. Their times and workspaces do not depend on values. The
+    outputs have the right shapes, but not the values of the step. `replay_sampled` repeats the run
+    in full if an operation fails on them.
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
         self._execute = execute
-        self._forms = {
-            node: form_of(
+        self._keys = {
+            node: call_key(
                 node.target, *(fx.node.map_arg(a, fake) for a in (node.args, node.kwargs))
             )
             for node in joint.graph_module.graph.nodes
-            if is_counted(node) or _is_large(node)
+            if has_flop_formula(node) or _is_large(node)
         }
-        self._left = Counter(self._forms.values())
-        """How many of each form are to come, by what the capture predicts."""
-        self._first: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
-        """First of each form that is to come again, its true form, and its outputs."""
-        self.like: dict[fx.Node, fx.Node] = {}
-        """Operation whose outputs stand for those of each operation that was not executed."""
+        self._remaining = Counter(self._keys.values())
+        """How many operations are to come, by predicted call key."""
+        self._representatives: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
+        """(node, actual call key, outputs) of an executed operation, by predicted call key."""
+        self.replaced: dict[fx.Node, fx.Node] = {}
+        """For each operation that was not executed the one whose outputs were used."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Return the outputs of an operation, or those of one like it."""
-        form = self._forms.get(node)
-        if form is None:
+        """Return the outputs of an operation, or of an executed one with the same call key."""
+        key = self._keys.get(node)
+        if key is None:
             return self._execute(node, arguments, keywords)
-        self._left[form] -= 1
-        kept = self._first.get(form) if self._left[form] else self._first.pop(form, None)
-        true = form_of(node.target, arguments, keywords)
-        if kept is not None and kept[1] == true:
-            self.like[node] = kept[0]
-            return kept[2]
+        self._remaining[key] -= 1
+        is_last = not self._remaining[key]
+        known = self._representatives.pop(key, None) if is_last else self._representatives.get(key)
+        actual_key = call_key(node.target, arguments, keywords)
+        if known is not None and known[1] == actual_key:
+            self.replaced[node] = known[0]
+            return known[2]
         value = self._execute(node, arguments, keywords)
-        if self._left[form] and _is_new(value, (arguments, keywords)):
-            self._first[form] = (node, true, value)
+        if self._remaining[key] and _is_new(value, (arguments, keywords)):
+            self._representatives[key] = (node, actual_key, value)
         return value
 
 
 LARGE_BYTES: Final = 2**18
-"""Outputs of so many bytes make an operation expensive [B]."""
+"""Outputs of at least this size make an operation expensive [B]."""
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Whether an operation of PyTorch makes large tensors, and no indices."""
+    """Return whether an operation is PyTorch's and has large outputs of floats or booleans."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
@@ -135,31 +136,31 @@ def _is_large(node: fx.Node) -> bool:
     )
 
 
-def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
-    """Run the step as `replay` does, with each form of expensive operation executed once.
+def replay_sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
+    """Run the step as `replay` does, but execute expensive operations once per call key.
 
-    Returns for each operation that was not executed the one that stands for it.
+    Returns for each operation that was not executed the one whose outputs were used.
     """
     sampler = RepeatedOps(joint, execute)
     try:
         replay(joint, sampler)
     except RAISED:
-        if not sampler.like:
+        if not sampler.replaced:
             raise
-        replay(joint, execute)  # it may have failed on the outputs of others
+        replay(joint, execute)  # the failure may come from another operation's outputs
         return {}
-    return sampler.like
+    return sampler.replaced
 
 
 def _is_new(value: Any, inputs: Any) -> bool:
-    """Whether outputs are on the processor, in memory that no input has."""
-    there = {storage_key(tensor) for tensor in tensors_in(inputs)}
+    """Return whether outputs are on the CPU and share no memory with inputs."""
+    input_keys = {storage_key(tensor) for tensor in tensors_in(inputs)}
     outputs = tensors_in(value)
-    return all(t.device.type == "cpu" and storage_key(t) not in there for t in outputs)
+    return all(t.device.type == "cpu" and storage_key(t) not in input_keys for t in outputs)
 
 
-def profiles_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
-    """Return the profiles of the operations of a step, run once on the inputs of its capture.
+def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
+    """Run the operations of a step once on the inputs of its capture; return their profiles.
 
     Raises
     ------
@@ -176,12 +177,14 @@ def profiles_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPr
         except RAISED as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise CaptureError(
-                f"{joint.name}: {node.target}{in_module(node)} fails on the example inputs "
+                f"{joint.name}: {node.target}{location_suffix(node)} fails on the example inputs "
                 f"with {type(error).__name__}: {reason}; try one ordinary training step first"
             ) from error
         if node.target is not getitem:
             profiles[node] = profile
         return value
 
-    like = sampled(joint, execute)
-    return profiles | {node: profiles[first] for node, first in like.items() if first in profiles}
+    replaced = replay_sampled(joint, execute)
+    return profiles | {
+        node: profiles[executed] for node, executed in replaced.items() if executed in profiles
+    }

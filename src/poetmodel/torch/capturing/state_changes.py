@@ -1,7 +1,7 @@
-"""Python state that a forward pass changes: found, traced to a line, and refused.
+"""Python state that a forward pass changes: found, located and refused.
 
-A compiled step runs no Python code of the model. What a first pass sets once and for all, such as
-a flag or a table, is harmless; what each pass changes would stay as it was.
+A compiled step runs no Python code of the model. State that a first pass sets once, such as a flag
+or a table, is harmless. State that each pass changes would stay unchanged.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, content_copy, fill
+from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, content_copy, replace_content
 from poetmodel.torch.capturing.python_places import cell_value, is_user_defined
 from poetmodel.torch.capturing.python_values import (
     ABSENT,
     CONTAINERS,
     PLAIN,
     attributes_of,
+    comparison_key,
     content_of,
     describe,
-    form_of,
     has_tensors,
 )
 from poetmodel.torch.errors import CaptureError, CodeOrigin, origin_of, shown_line
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from poetmodel.torch.capturing.modules import Attributes
+    from poetmodel.torch.capturing.modules import ModuleSnapshot
     from poetmodel.torch.capturing.python_code import Line
     from poetmodel.torch.capturing.python_reads import PythonReads
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Holder:
-    """A container, or the attributes of an object or of a file, that the code may change."""
+    """A container, or the attributes of an object or of a Python file, that code may change."""
 
     name: str
-    """For people; items are ``name.key`` or ``name[key]``."""
+    """Name for display; items are ``name.key`` or ``name[key]``."""
     holder: Any
     before: Any
-    """Content before the first forward pass."""
+    """Copy of the content before the first forward pass."""
     has_attributes: bool = False
-    """Whether the attributes of a container count, and not its items."""
+    """Whether the content is the attributes of a container instead of its items."""
 
     @property
     def content(self) -> Any:
-        """The dict, list or set that changes; None if there is none."""
+        """The dict, list or set with the content; None if there is none."""
         holder = self.holder
         if self.has_attributes:
             attributes = attributes_of(holder)
@@ -70,40 +70,40 @@ class _Holder:
 
     @property
     def is_namespace(self) -> bool:
-        """Whether the keys of a dict are names of attributes."""
+        """Whether the keys are names of attributes."""
         return self.has_attributes or not isinstance(self.holder, dict | UserDict)
 
-    def present(self) -> Any:
-        """Return the content; a copy."""
+    def current(self) -> Any:
+        """Return a copy of the current content."""
         content = self.content
         return self.before if content is None else content_copy(content)
 
     def set(self, key: Any, value: Any) -> None:
-        """Set an item, or all of the content of a list or a set."""
+        """Set an item, or the whole content of a list or set; `ABSENT` deletes an item."""
         content = self.content
         if not isinstance(content, dict):
-            fill(content, value)
+            replace_content(content, value)
         elif value is ABSENT:
             content.pop(key, None)
         else:
             content[key] = value
 
     def spot(self, key: Any) -> Spot:
-        """Return the identity of the dict, list or cell, and the key in it."""
+        """Return (``id`` of the dict, list or cell, key), which identifies an item."""
         return (id(self.content), key)
 
     def shown(self, key: Any) -> str:
-        """Return the name of an item."""
+        """Return the name of an item for display."""
         if not isinstance(self.content, dict):
             return self.name
         return f"{self.name}.{key}".lstrip(".") if self.is_namespace else f"{self.name}[{key!r}]"
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield key, value before and value now of what is another object.
+        """Yield (key, old value, new value) of each item that is another object now.
 
-        Of a list or a set all is yielded if anything in it changed, with the key None.
+        A changed list or set is yielded as a whole, with the key None.
         """
-        before, now = self.before, self.present()
+        before, now = self.before, self.current()
         if not isinstance(before, dict):
             if list(map(id, now)) != list(map(id, before)):
                 yield None, before, now
@@ -117,42 +117,42 @@ class _Holder:
 
 
 class _Name(_Holder):
-    """A name of a file that code may set."""
+    """A global name of a Python file that code may set."""
 
     @property
     def content(self) -> Any:
-        """The names of the file."""
+        """The globals of the file."""
         return self.holder
 
     @property
     def is_namespace(self) -> bool:
-        """Whether keys are names."""
+        """True: keys are names."""
         return True
 
-    def present(self) -> Any:
-        """Return the value, by the name."""
+    def current(self) -> Any:
+        """Return the current value, by the name."""
         return {key: self.holder.get(key, ABSENT) for key in self.before}
 
 
 class _Class(_Holder):
-    """The plain attributes of a class."""
+    """The attributes of a class that are plain values."""
 
     @property
     def content(self) -> Any:
-        """The plain attributes."""
+        """The plain attributes, by name."""
         return plain_attributes(self.holder)
 
-    def present(self) -> Any:
-        """Return the plain attributes, and those that were plain before, such as a None."""
+    def current(self) -> Any:
+        """Return the plain attributes, and the current values of previously plain ones."""
         own = vars(self.holder)
         return self.content | {key: own[key] for key in self.before if key in own}
 
     def spot(self, key: Any) -> Spot:
-        """Return the identity of the class, and the name."""
+        """Return (``id`` of the class, name)."""
         return (id(self.holder), key)
 
     def set(self, key: Any, value: Any) -> None:
-        """Set an attribute."""
+        """Set an attribute; `ABSENT` deletes it."""
         if value is not ABSENT:
             setattr(self.holder, key, value)
         elif key in vars(self.holder):
@@ -164,15 +164,15 @@ class _Cell(_Holder):
 
     @property
     def content(self) -> Any:
-        """The value, by the key None."""
+        """The value, with the key None."""
         return {None: cell_value(self.holder)}
 
     def spot(self, key: Any) -> Spot:
-        """Return the identity of the variable."""
+        """Return (``id`` of the cell, key)."""
         return (id(self.holder), key)
 
     def set(self, key: Any, value: Any) -> None:
-        """Set the variable."""
+        """Set the variable, except to `ABSENT`."""
         del key
         if value is not ABSENT:
             self.holder.cell_contents = value
@@ -193,42 +193,42 @@ def plain_attributes(kind: type) -> dict[str, Any]:
 
 
 class StateChanges:
-    """The plain values that forward passes of a capture change.
+    """Finds plain values that the forward passes of a capture change.
 
     Parameters
     ----------
     name : str
-        Of the step, in messages.
-    attributes : Attributes
-        What the modules hold.
+        Name of the step in messages.
+    snapshot : ModuleSnapshot
+        State of the modules.
     reads : PythonReads
-        What the code comes to beside that; its callbacks are set.
+        Records the other objects that the code reads; its callbacks are set.
     """
 
-    def __init__(self, name: str, attributes: Attributes, reads: PythonReads) -> None:
+    def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
         self._name = name
         self._reads = reads
         self._watched: dict[Spot, _Holder] = {}
         self._inner: set[int] = set()
-        """Identities of the dicts, lists and sets that `Attributes` puts back."""
-        for path, key, holder, before, is_owner in attributes.contents():
+        """``id`` of each dict, list and set that the snapshot restores."""
+        for path, key, holder, before, is_owner in snapshot.contents():
             shown = shown_path(f"{path}.{key}" if key else path)
             watched = _Holder(shown, holder, before, is_owner)
             self._inner.add(id(watched.content))
             if key not in OWN_ATTRIBUTES:
                 self._watched[id(watched.content), None] = watched
         self.alternatives: dict[Spot, Any] = {}
-        """Forms of what a forward pass itself leaves, by identity of the dict, and key."""
-        reads.observe(on_holder=self._watch, on_forgotten=self._forget, on_class=self._watch_class)
-        for kind in {base for module in attributes.modules() for base in type(module).__mro__}:
+        """Comparison keys of values that a forward pass leaves, by spot: ``id`` and key."""
+        reads.observe(on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class)
+        for kind in {base for module in snapshot.modules() for base in type(module).__mro__}:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or an object from now on; return whether it was not."""
+        """Start to watch a container or object; return whether it was not watched before."""
         kind = type(value)
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_plain and not is_user_defined(kind):
-            return False  # a package may set an attribute of its objects around a call
+            return False  # packages may set attributes of their objects around a call
         watched = _Holder(name, value, None)
         content = watched.content
         if content is None or id(content) in self._inner or (id(value), None) in self._watched:
@@ -237,7 +237,7 @@ class StateChanges:
         self._watched[id(value), None] = watched
         return True
 
-    def _forget(self, identities: set[int]) -> None:
+    def _unwatch(self, identities: set[int]) -> None:
         for identity in identities:
             self._watched.pop((identity, None), None)
 
@@ -247,7 +247,7 @@ class StateChanges:
             self._watched[id(kind), None] = watched
 
     def _watch_variables(self) -> None:
-        """Watch the names of files and the variables of closures that code that ran may set."""
+        """Watch the globals and closure variables that executed code may set."""
         for name, holder, key, first in self._reads.stored_names():
             if (id(holder), key) not in self._watched:
                 self._watched[id(holder), key] = _Name(name, holder, {key: first})
@@ -256,54 +256,55 @@ class StateChanges:
                 self._watched[id(cell), None] = _Cell(name, cell, {None: first})
 
     def _changes(self) -> Iterator[tuple[_Holder, Any, Any, Any]]:
+        """Yield (holder, key, old value, new value) of each changed item with another key."""
         for watched in list(self._watched.values()):
             is_inner = id(watched.content) in self._inner
             for key, old, new in watched.changes():
-                if not is_inner and has_tensors(form_of(old)):
-                    continue  # it was set around the code that came to it first
-                if form_of(old) != form_of(new):
+                if not is_inner and has_tensors(comparison_key(old)):
+                    continue  # set by callers of the code that read it first
+                if comparison_key(old) != comparison_key(new):
                     yield watched, key, old, new
 
-    def _forms(self) -> dict[Spot, Any]:
-        """Return the forms of all that is not as it was before the capture."""
-        return {w.spot(key): form_of(new) for w, key, _, new in self._changes()}
+    def _changed_keys(self) -> dict[Spot, Any]:
+        """Return the comparison key of each changed item, by spot."""
+        return {w.spot(key): comparison_key(new) for w, key, _, new in self._changes()}
 
-    def put_back(self) -> None:
-        """Put back plain values that no module holds."""
+    def restore(self) -> None:
+        """Restore changed values outside of modules."""
         for watched, key, old, _ in list(self._changes()):
             if watched.spot(key)[0] not in self._inner:
                 watched.set(key, old)
 
-    # -- what each pass changes --------------------------------------------------------------------
+    # -- changes of each pass ----------------------------------------------------------------------
 
-    def check(self, forward: Callable[[], object], put_back: Callable[[], object]) -> None:
-        """Raise `CaptureError` if each forward pass changes Python state: one has just run.
+    def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
+        """Raise `CaptureError` if each forward pass changes Python state; call it after a pass.
 
         Parameters
         ----------
         forward : callable
-            Runs another one. It runs if the first one has changed anything.
-        put_back : callable
-            Puts back what it has changed.
+            Runs another pass. It is called if the first pass has changed anything.
+        restore : callable
+            Restores the state before the first pass.
         """
         self._watch_variables()
-        first = self._forms()
+        first = self._changed_keys()
         self.alternatives = first
         if not first:
             return
         by_spot = {w.spot(key): (w, key, old) for w, key, old, _ in self._changes()}
         forward()
-        second = self._forms()
+        second = self._changed_keys()
         for watched, key, old, _ in self._changes():
             by_spot.setdefault(watched.spot(key), (watched, key, old))
-        counted = [spot for spot in by_spot if first.get(spot) != second.get(spot)]
-        if counted:
-            put_back()
-            holders = {spot[0] for spot in counted}
-            places = [place[:2] for spot, place in by_spot.items() if spot[0] in holders]
-            self._refuse(places, forward, by_users=False)
+        varying = [spot for spot in by_spot if first.get(spot) != second.get(spot)]
+        if varying:
+            restore()
+            holders = {spot[0] for spot in varying}
+            items = [item[:2] for spot, item in by_spot.items() if spot[0] in holders]
+            self._refuse(items, forward, by_users=False)
             return
-        # What is set in each pass to the same value, and not only if a flag says so.
+        # Values that each pass sets to the same value, unless guarded by a flag.
         again = []
         for spot, (watched, key, old) in by_spot.items():
             if not has_tensors(first[spot]) and not self._reads.places.was_read(*spot):
@@ -314,48 +315,48 @@ class StateChanges:
 
     def _refuse(
         self,
-        places: list[tuple[_Holder, Any]],
+        items: list[tuple[_Holder, Any]],
         forward: Callable[[], object],
         *,
         by_users: bool,
     ) -> None:
-        """Run a forward pass once more, and raise with the lines that change some places.
+        """Run a forward pass again; raise `CaptureError` with the lines that change some items.
 
-        `by_users` says that only lines of a user's code count; those of packages keep what they
-        have computed.
+        `by_users` restricts the lines to a user's code, because packages may cache values. Returns
+        if no such line is found.
         """
-        tracer = _ChangeTracer(places)
+        tracer = _ChangeTracer(items)
         with tracer:
             forward()
-        faults = []
-        for watched, key in places:
+        errors = []
+        for watched, key in items:
             spot = watched.spot(key)
             if spot not in tracer.lines:
                 continue
             line, (old, new) = tracer.lines[spot], tracer.values[spot]
             if by_users and origin_of(line[0]) is not CodeOrigin.USER:
                 continue
-            how = f"sets {watched.shown(key)} to {describe(new)}"
+            change = f"sets {watched.shown(key)} to {describe(new)}"
             if old is not ABSENT:
-                how = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
-            faults.append(f"{how} at {shown_line(*line)}")
-        if not faults and not by_users:
-            faults = [f"changes {watched.shown(key)}" for watched, key in places]
-        if faults:
-            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+                change = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
+            errors.append(f"{change} at {shown_line(*line)}")
+        if not errors and not by_users:
+            errors = [f"changes {watched.shown(key)}" for watched, key in items]
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise CaptureError(
-                f"{self._name}: forward {faults[0]}{more}, and a compiled step runs no "
-                "Python code: it would stay as it is. Keep it in a tensor (register_buffer) and "
-                "change that in place, or change it outside of forward"
+                f"{self._name}: forward {errors[0]}{more}, and a compiled step runs no "
+                "Python code: the value would stay unchanged. Store it in a tensor "
+                "(register_buffer) and change that in place, or change it outside of forward"
             )
 
 
 class _ChangeTracer:
-    """Finds the line of a user or a package after which a place is another."""
+    """Finds the line of a user or a package after which an item has another value."""
 
-    def __init__(self, places: list[tuple[_Holder, Any]]) -> None:
-        self._places = {w.spot(key): (w, key) for w, key in places}
-        self._last = {spot: self._value(*place) for spot, place in self._places.items()}
+    def __init__(self, items: list[tuple[_Holder, Any]]) -> None:
+        self._items = {w.spot(key): (w, key) for w, key in items}
+        self._last = {spot: self._value(*item) for spot, item in self._items.items()}
         self._line: Line | None = None
         self.lines: dict[Spot, Line] = {}
         self.values: dict[Spot, tuple[Any, Any]] = {}
@@ -363,8 +364,8 @@ class _ChangeTracer:
 
     @staticmethod
     def _value(watched: _Holder, key: Any) -> Any:
-        present = watched.present()
-        return present.get(key, ABSENT) if isinstance(present, dict) else list(present)
+        current = watched.current()
+        return current.get(key, ABSENT) if isinstance(current, dict) else list(current)
 
     def __enter__(self) -> None:
         self._previous = sys.gettrace()
@@ -384,9 +385,9 @@ class _ChangeTracer:
         return self._trace
 
     def _compare(self) -> None:
-        for spot, place in self._places.items():
-            old, new = self._last[spot], self._value(*place)
-            if spot in self.lines or form_of(old) == form_of(new):
+        for spot, item in self._items.items():
+            old, new = self._last[spot], self._value(*item)
+            if spot in self.lines or comparison_key(old) == comparison_key(new):
                 continue
             self._last[spot] = new
             if self._line is not None:
@@ -398,42 +399,42 @@ _FOLLOWED: Final = (CodeOrigin.USER, CodeOrigin.LIBRARY)
 
 
 class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Keeps the values of tensors that a forward pass writes and has not made itself.
+    """Saves the values of existing tensors before a forward pass writes them.
 
     Parameters
     ----------
     buffers : iterable of torch.Tensor
-        Those that are kept in any case.
+        Tensors that are saved in any case.
     """
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._made: set[int] = set()
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        for buffer in buffers:  # a batch norm does not say that it writes its statistics
-            self._keep(buffer)
+        for buffer in buffers:  # a batch norm's schema does not state that it writes statistics
+            self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        schema = func._schema  # noqa: SLF001 - what is written is known by it alone
+        schema = func._schema  # noqa: SLF001 - the only source of writes
         for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[position] if position < len(args) else keywords.get(argument.name)
                 for tensor in tensors_in(value):
-                    self._keep(tensor)
-        found = func(*args, **keywords)
-        given = {storage_key(tensor) for tensor in tensors_in((args, keywords))}
-        self._made.update({storage_key(tensor) for tensor in tensors_in(found)} - given)
-        return found
+                    self._save(tensor)
+        outputs = func(*args, **keywords)
+        input_keys = {storage_key(tensor) for tensor in tensors_in((args, keywords))}
+        self._made.update({storage_key(tensor) for tensor in tensors_in(outputs)} - input_keys)
+        return outputs
 
-    def _keep(self, tensor: torch.Tensor) -> None:
+    def _save(self, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
         if key not in self._made and key not in self._before and not tensor.is_meta:
             storage = tensor.untyped_storage()
             self._before[key] = (storage, storage.clone())
 
-    def put_back(self) -> None:
-        """Put the values back."""
+    def restore(self) -> None:
+        """Restore the saved values."""
         for storage, values in self._before.values():
             storage.copy_(values)
         self._made.clear()

@@ -1,6 +1,6 @@
-"""State of PyTorch during a capture: fake tensors, annotations, operators left whole.
+"""State of PyTorch during a capture: fake tensors, annotations, operators left undecomposed.
 
-Fake tensors lie in memory as real ones do, and those whose value is known have it.
+Fake tensors get the strides of real ones, and known values where these exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
-import torch._decomp  # registers the kernels that `native_operators` takes away
+import torch._decomp  # registers the kernels that `native_operators` removes
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -23,9 +23,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree, checkpoint
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.capturing.joint_graph import ANNOTATION, PLACE, shown_path
-from poetmodel.torch.capturing.replay import temporarily
-from poetmodel.torch.capturing.values import ASSERTS, Given, KnownValue, KnownValues
+from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, shown_path
+from poetmodel.torch.capturing.replay import temporary_setting
+from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
 from poetmodel.torch.errors import RAISED, ForbiddenError, foreign, user_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
@@ -35,39 +35,39 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-ALONE: Final = RLock()
-"""Held while something is captured or measured, for settings of PyTorch and of the process."""
+CAPTURE_LOCK: Final = RLock()
+"""Held during captures and measurements, which change settings of PyTorch and of the process."""
 
 
 def onednn(*, enabled: bool) -> AbstractContextManager[None]:
-    """Turn the kernels of oneDNN on or off inside."""
+    """Context manager that turns the kernels of oneDNN on or off."""
     mkldnn = torch.backends.mkldnn
-    return temporarily(partial(setattr, mkldnn, "enabled"), enabled, mkldnn.enabled)
+    return temporary_setting(partial(setattr, mkldnn, "enabled"), enabled, mkldnn.enabled)
 
 
 # -- strides -----------------------------------------------------------------------------------
 
 
 def fake_mode(values: KnownValues, *, mkldnn: bool) -> FakeTensorMode:
-    """Return a mode whose fake tensors lie in memory as the real ones do, with oneDNN on or off.
+    """Return a fake mode whose tensors have the strides of real ones, with oneDNN on or off.
 
-    A fake tensor has the strides that a prediction of the kernel says, and some predictions are
-    wrong: the real ``mse_loss_backward`` is contiguous whatever its inputs are. Whoever asks for a
-    ``view`` or ``contiguous()`` then gets an answer that holds for the fake tensor alone: a view
-    that cannot be made of the real one, or one copy more or less than eager makes, which changes
-    the order of sums. So each new form of a call runs once on zeros that lie as its inputs do, and
-    its outputs are given the strides that come out. An operation that fails on zeros keeps the
-    predicted ones. `values` are known, and may be read.
+    PyTorch predicts the strides of fake tensors, and some predictions are wrong: the real
+    ``mse_loss_backward`` is contiguous whatever its inputs are. Code that calls ``view`` or
+    ``contiguous()`` would then be captured as it runs on the fake tensor only. The captured view
+    may be impossible for the real tensor, or there may be one copy more or less than in eager,
+    which changes the order of sums. Each new kind of call is therefore executed once on zeros with
+    the strides of its inputs, and its fake outputs get the strides of the real outputs. If this
+    fails, they keep the predicted ones. `values` has the known values and records reads.
     """
-    # Real tensors that the code holds become constants.
+    # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # No subclass: PyTorch finds the rules of some operators by the very type of the mode.
+    # No subclass: PyTorch selects the rules of some operators by the exact type of the mode.
     mode.dispatch = _RealStrides(mode, values, mkldnn=mkldnn)
     return mode
 
 
 class _RealStrides:
-    """Function of a fake mode for an operation: its own work, and the outputs then corrected."""
+    """Replaces a fake mode's dispatch: predicts outputs, then corrects strides and adds values."""
 
     def __init__(self, mode: FakeTensorMode, values: KnownValues, *, mkldnn: bool) -> None:
         self._mode = mode
@@ -75,7 +75,7 @@ class _RealStrides:
         self._predict = mode.dispatch
         self._mkldnn = mkldnn
         self._depth = 0
-        self._known: dict[Any, Sequence[Any] | None] = {}
+        self._layouts: dict[Any, Sequence[Any] | None] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
@@ -83,63 +83,64 @@ class _RealStrides:
             return self._predict(func, types, args, keywords)
         _check_foreign(func, args, keywords)
         if func in ASSERTS:
-            self._values.check(func, args[0])
+            self._values.record_assert(func, args[0])
         reads = torch.Tag.data_dependent_output in func.tags
         shapes = torch.Tag.dynamic_output_shape in func.tags
         inner = self._depth > 0
         known = None
         if reads or shapes or not inner:
-            ways = self._values
-            known = (ways.selected if shapes else ways.of)(func, args, keywords)
+            values = self._values
+            evaluate = values.evaluate_dynamic_shape if shapes else values.evaluate
+            known = evaluate(func, args, keywords)
         if known is not None and (reads or shapes):
             if known.real is None:
                 raise ForbiddenError(
                     "a random number is read{where} (an if, .item(), float(), ...), and a compiled "
-                    "step would always do what it decided when it was captured; switch the random "
-                    "choice off, or draw it outside of the step and give it as an input"
+                    "step would always repeat the decision of the capture; turn the random choice "
+                    "off, or draw it outside of the step and pass it as an input"
                 )
             if reads:
-                self._values.read(known, known.real)
+                self._values.record_read(known, known.real)
                 return known.real
-            return self._of(known)
+            return self._fake_outputs(known)
         self._depth += 1
         try:
-            value = self._predicted(func, types, args, keywords)
+            value = self._predict_outputs(func, types, args, keywords)
         finally:
             self._depth -= 1
-        if self._depth:  # what an operation is made of inside is its own affair
+        if self._depth:  # an operation inside another one needs no correction
             return value
-        value = self.corrected(func, args, keywords, value)
-        self._values.remember(value, known)
+        value = self.correct_strides(func, args, keywords, value)
+        self._values.attach(value, known)
         return value
 
-    def _predicted(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Return the outputs as PyTorch predicts them, or as they are on zeros."""
-        if func.overloadpacket.__name__ in _BETTER_RUN:
+    def _predict_outputs(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
+        """Return fake outputs as PyTorch predicts them, or like the results on zeros."""
+        if func.overloadpacket.__name__ in _RUN_ON_ZEROS:
             leaves, spec = _pytree.tree_flatten((args, keywords))
             outputs = _run_on_zeros(func, leaves, spec, mkldnn=self._mkldnn)
             if outputs is not None:
-                return self._of(KnownValue(outputs, form_only=True))
+                return self._fake_outputs(KnownValue(outputs, metadata_only=True))
         return self._predict(func, types, args, keywords)
 
-    def _of(self, known: KnownValue) -> Any:
-        """Return fake tensors of the form of real ones, which hold what is known of them."""
+    def _fake_outputs(self, known: KnownValue) -> Any:
+        """Return fake tensors with the shapes and strides of known outputs, and their values."""
 
         def fake(real: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
 
         with self._mode:
             value = _pytree.tree_map_only(torch.Tensor, fake, known.real)
-        self._values.remember(value, known)
+        self._values.attach(value, known)
         return value
 
-    def corrected(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
-        """Return the outputs with the strides of real ones."""
+    def correct_strides(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
+        """Return fake outputs with the strides of real ones; views of inputs stay unchanged."""
         leaves, spec = _pytree.tree_flatten(value)
         inputs = tensors_in((args, keywords))
         if any(tensor.layout != torch.strided for tensor in inputs):
             return value
-        there = {storage_key(tensor) for tensor in inputs}
+        input_keys = {storage_key(tensor) for tensor in inputs}
         new = [
             index
             for index, leaf in enumerate(leaves)
@@ -148,35 +149,37 @@ class _RealStrides:
             and leaf.device.type == "cpu"
             and leaf.layout == torch.strided
             and getattr(leaf, "constant", None) is None
-            and storage_key(leaf) not in there
+            and storage_key(leaf) not in input_keys
         ]
         if not new:
             return value
-        forms = self._forms(func, args, keywords)
-        if forms is None or len(forms) != len(leaves):
+        layouts = self._real_layouts(func, args, keywords)
+        if layouts is None or len(layouts) != len(leaves):
             return value
         for index in new:
-            fake, form = leaves[index], forms[index]
-            if form is not None and fake.shape == form[0] and fake.stride() != form[1]:
+            fake, layout = leaves[index], layouts[index]
+            if layout is not None and fake.shape == layout[0] and fake.stride() != layout[1]:
                 with self._mode:
-                    leaves[index] = torch.empty_strided(*form, dtype=fake.dtype, device=fake.device)
+                    leaves[index] = torch.empty_strided(
+                        *layout, dtype=fake.dtype, device=fake.device
+                    )
         return _pytree.tree_unflatten(leaves, spec)
 
-    def _forms(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return shape and strides of each output of a real call; None where none can be had."""
+    def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
+        """Return (shape, strides) of each output of a real call, cached; None if it fails."""
         leaves, spec = _pytree.tree_flatten((args, keywords))
-        key = (func, spec, tuple(map(_form, leaves)))
+        key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
-            if key not in self._known:
-                self._known[key] = _real_forms(func, leaves, spec, mkldnn=self._mkldnn)
-        except TypeError:  # an argument that cannot be a part of a key
+            if key not in self._layouts:
+                self._layouts[key] = _measure_layouts(func, leaves, spec, mkldnn=self._mkldnn)
+        except TypeError:  # an argument that cannot be hashed
             return None
-        return self._known[key]
+        return self._layouts[key]
 
 
 def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
-    """Raise `ForbiddenError` where a real tensor is written, or waits for a gradient."""
-    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what is written
+    """Raise `ForbiddenError` if a real tensor is written, or used with a gradient."""
+    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has the writes
         value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
             if isinstance(tensor, FakeTensor):
@@ -187,20 +190,20 @@ def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
                 raise foreign("that requires a gradient is used")
 
 
-_BETTER_RUN: Final = ("_grouped_mm",)
-"""Operators whose prediction refuses types that the processor's kernel takes."""
+_RUN_ON_ZEROS: Final = ("_grouped_mm",)
+"""Operators whose prediction rejects types that the CPU kernel supports."""
 
 
-def _form(leaf: Any) -> Any:
+def _layout_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
     return (type(leaf), leaf)
 
 
-def _real_forms(
+def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
 ) -> Sequence[Any] | None:
-    """Return shape and strides of each output of an operation, seen on zeros."""
+    """Run an operation on zeros; return (shape, strides) of each output, or None if it fails."""
     outputs = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
     if outputs is None:
         return None
@@ -211,20 +214,20 @@ def _real_forms(
 
 
 def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) -> Any:
-    """Run an operation on zeros; return what it gives, or None where it fails."""
+    """Run an operation on zeros; return its outputs, or None if it fails."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random = torch.random.fork_rng(devices=[])
     with no_dispatch(), torch.no_grad(), onednn(enabled=mkldnn), random:
         try:
-            args, keywords = _pytree.tree_unflatten([_zeros(leaf) for leaf in leaves], spec)
+            args, keywords = _pytree.tree_unflatten([_zeros_like(leaf) for leaf in leaves], spec)
             return func(*args, **keywords)
         except RAISED:
             return None
 
 
-def _zeros(leaf: Any) -> Any:
-    """Return zeros that lie as a fake tensor does; anything else as it is."""
+def _zeros_like(leaf: Any) -> Any:
+    """Return zeros with the shape and strides of a fake tensor; other objects as they are."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
@@ -243,14 +246,15 @@ _MISPREDICTED: Final = frozenset(
      "replication_pad2d_backward", "silu_backward", "smooth_l1_loss_backward", "softplus_backward",
      "softshrink_backward", "threshold_backward")
 )  # fmt: skip
-"""Operators whose results PyTorch predicts with other strides than their kernels make (2.13)."""
+"""Operators whose kernels make other strides than PyTorch predicts (2.13)."""
 
 
 @contextmanager
 def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
-    """Let the fake tensors of a capture of others lie as real ones do, where predictions are wrong.
+    """Context manager that corrects the strides of fake tensors in another library's capture.
 
-    Views are taken of them otherwise that the real ones do not have.
+    Only operators with wrong predictions are corrected. Otherwise views would be captured that are
+    impossible for the real tensors. Does nothing without a fake mode in `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -262,7 +266,7 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
     def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         value = predict(func, types, args, kwargs)
         if isinstance(func, OpOverload) and func.overloadpacket.__name__ in _MISPREDICTED:
-            return real.corrected(func, args, kwargs or {}, value)
+            return real.correct_strides(func, args, kwargs or {}, value)
         return value
 
     mode.dispatch = dispatch
@@ -272,18 +276,18 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
         del mode.dispatch
 
 
-# -- annotations, operators left whole ---------------------------------------------------------
+# -- annotations, operators left undecomposed --------------------------------------------------
 
 
 @contextmanager
-def annotated(
+def annotate_nodes(
     stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
 ) -> Iterator[None]:
-    """Annotate every node that is recorded inside with its module, and the user's line that ran.
+    """Context manager that annotates each recorded node with its module and the user's line.
 
-    PyTorch 2.9 cannot do that; names then say the operator only. The modules that run when
-    something is raised are left in the trail, the innermost one last; it is checked where one of
-    them begins and ends.
+    Does nothing in PyTorch 2.9, which lacks annotations; names then contain the operator only.
+    `trail` has the modules that are being executed, the innermost last, also after an exception.
+    `check` is called with it at the begin and end of each module.
     """
     annotate = getattr(traceback, "annotate", None)
     if annotate is None:
@@ -298,10 +302,10 @@ def annotated(
             context = annotate({ANNOTATION: path})
             context.__enter__()
             open_contexts.append(context)
-            shown = shown_path(path)
+            display_path = shown_path(path)
             kind = type(module).__name__
-            named = f"module {shown!r} ({kind})" if shown else f"module {kind}"
-            trail.append(named if path else "the loss function")
+            text = f"module {display_path!r} ({kind})" if display_path else f"module {kind}"
+            trail.append(text if path else "the loss function")
 
         return hook
 
@@ -313,21 +317,22 @@ def annotated(
     record = TracerBase.create_node
     own_forward = type(stepped).forward.__code__.co_filename
 
-    def located(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
+    def create_annotated(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
         node = record(tracer, *args, **kwargs)
         if trail:
             line = user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
             notes = node.meta.get("custom") or {}
             path = shown_path(notes.get(ANNOTATION, ""))
-            place = (f"module {path!r}" if path else trail[-1]) + (f" at {line}" if line else "")
-            node.meta["custom"] = {**notes, PLACE: place}
+            location = f"module {path!r}" if path else trail[-1]
+            location += f" at {line}" if line else ""
+            node.meta["custom"] = {**notes, LOCATION: location}
         return node
 
     handles = []
     for path, module in stepped.named_modules():
         handles.append(module.register_forward_pre_hook(enter(path)))
         handles.append(module.register_forward_hook(leave))
-    TracerBase.create_node = located
+    TracerBase.create_node = create_annotated
     try:
         yield
     finally:
@@ -339,19 +344,19 @@ def annotated(
 
 
 @contextmanager
-def values_given(
+def known_values(
     stepped: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Let the values of inputs and buffers be known to each forward pass inside."""
+    """Context manager that attaches the values of inputs and buffers in each forward pass."""
     buffers = {path: b.detach() for path, b in stepped.named_buffers(remove_duplicate=False)}
     reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 
     def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
         for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
             if real is not None:
-                values.give(fake, real, Given(position))
+                values.attach_source(fake, real, SourceTensor(position))
         for path, fake in stepped.named_buffers(remove_duplicate=False):
-            values.give(fake, buffers[path], Given(None, path))
+            values.attach_source(fake, buffers[path], SourceTensor(None, path))
 
     handle = stepped.register_forward_pre_hook(hook)
     try:
@@ -364,17 +369,17 @@ _GENERATORS: Final = (
     "_checkpoint_without_reentrant_generator_impl",  # from PyTorch 2.14 on
     "_checkpoint_without_reentrant_generator",
 )
-"""Names in ``torch.utils.checkpoint`` if it is not reentrant, later releases first."""
+"""Names of the non-reentrant generator in ``torch.utils.checkpoint``, later releases first."""
 
 
 @contextmanager
-def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
-    """Let what runs inside of ``torch.utils.checkpoint`` have the results that it has in eager.
+def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
+    """Context manager that removes ``torch.utils.checkpoint``, with the results of eager.
 
-    A step decides itself what it computes again. The reentrant kind, which cannot be captured, is
-    taken as the other one: its part is trained if one of its inputs is. Eager runs a part again in
-    its backward pass, which updates the statistics of a norm once more: so it is done here, for
-    each checkpoint around it.
+    A compiled step decides itself what it recomputes. Reentrant checkpoints cannot be captured, and
+    are replaced by a plain call, with gradients if an input requires one. In its backward pass
+    eager executes a checkpointed function again, which updates the statistics of a norm once more.
+    Therefore the statistics are updated here once more per enclosing checkpoint.
     """
     depth = 0
 
@@ -387,7 +392,7 @@ def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
         finally:
             depth -= 1
 
-    def updated_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
+    def update_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
         if norm.training and norm.track_running_stats and output.requires_grad:
             plain = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():
@@ -403,20 +408,20 @@ def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
             with inside(), torch.set_grad_enabled(trained and torch.is_grad_enabled()):
                 return function(*inputs)
 
-    def other(*arguments: Any, **keywords: Any) -> Iterator[None]:
+    def nonreentrant(*arguments: Any, **keywords: Any) -> Iterator[None]:
         with inside():
             yield from generator(*arguments, **keywords)
 
-    called = next(name for name in _GENERATORS if hasattr(checkpoint, name))
-    generator = getattr(checkpoint, called)
-    names = {"CheckpointFunction": Reentrant, called: other}
+    name_here = next(name for name in _GENERATORS if hasattr(checkpoint, name))
+    generator = getattr(checkpoint, name_here)
+    names = {"CheckpointFunction": Reentrant, name_here: nonreentrant}
     norms = [module for module in stepped.modules() if isinstance(module, _NormBase)]
-    handles = [norm.register_forward_hook(updated_again) for norm in norms]
+    handles = [norm.register_forward_hook(update_again) for norm in norms]
     try:
         with ExitStack() as stack:
             for name, value in names.items():
-                put = partial(setattr, checkpoint, name)
-                stack.enter_context(temporarily(put, value, getattr(checkpoint, name)))
+                setter = partial(setattr, checkpoint, name)
+                stack.enter_context(temporary_setting(setter, value, getattr(checkpoint, name)))
             yield
     finally:
         for handle in handles:
@@ -437,36 +442,36 @@ _NAMES: Final = (
     "softshrink",
     "stft",
 )
-"""Operators that a capture would decompose into others, with other roundings or strides."""
+"""Operators that a capture would decompose, with different rounding or strides."""
 
 
 @contextmanager
 def native_operators() -> Iterator[None]:
-    """Leave operators whole that a capture would decompose otherwise than eager does.
+    """Context manager that prevents decompositions whose results differ from eager.
 
-    While it traces, PyTorch's dispatcher looks for Python kernels of an operator first. Some
-    put other operators in place of one: ``upsample_nearest2d`` becomes an index, whose gradient
-    lies otherwise in memory, so that sums of it run in another order. The kernels that stay are
-    those that a capture needs (batch norm), and those that compute the very same.
+    During tracing PyTorch's dispatcher first looks for Python kernels of an operator. Some replace
+    it by other operators: ``upsample_nearest2d`` becomes an index. The gradient of that has other
+    strides, so that its sums have another order. Kernels that a capture needs (batch norm) remain,
+    and kernels with identical results.
     """
-    kinds = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
-    taken: list[tuple[Any, Any, Any]] = []
+    keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
+    removed: list[tuple[Any, Any, Any]] = []
     for operator in _operators():
-        for key in (kinds.Autograd, kinds.CompositeImplicitAutograd):
+        for key in (keys.Autograd, keys.CompositeImplicitAutograd):
             if key in operator.py_kernels:
-                taken.append((operator, key, operator.py_kernels.pop(key)))
+                removed.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
     dropout = torch.ops.aten.dropout.default
-    for key in (kinds.Autograd, kinds.CompositeImplicitAutograd):
+    for key in (keys.Autograd, keys.CompositeImplicitAutograd):
         if key in dropout.py_kernels:
             kernel = dropout.py_kernels[key]
-            taken.append((dropout, key, kernel))
+            removed.append((dropout, key, kernel))
             dropout.py_kernels[key] = partial(_dropout, kernel)
     dropout._dispatch_cache.clear()  # noqa: SLF001 - as above
     try:
         yield
     finally:
-        for operator, key, kernel in taken:
+        for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()  # noqa: SLF001 - as above
 
@@ -477,7 +482,7 @@ def _dropout(
     p: float,
     train: bool,  # noqa: FBT001 - as the operator
 ) -> torch.Tensor:
-    """Return eager's result, which is no copy if nothing is dropped."""
+    """Call a dropout kernel; return the input itself, like eager, if nothing is dropped."""
     return kernel(x, p, train) if train and p != 0 else x
 
 
@@ -489,19 +494,19 @@ def _operators() -> Iterator[Any]:
                 yield getattr(packet, overload)
 
 
-def drawing() -> AbstractContextManager[None]:
-    """Keep operations that draw random numbers, as eager does, where nothing reads them."""
-    config = torch._inductor.config  # noqa: SLF001 - what PyTorch asks before it takes them out
+def retained_draws() -> AbstractContextManager[None]:
+    """Context manager that retains unread random operations, which eager executes too."""
+    config = torch._inductor.config  # noqa: SLF001 - PyTorch reads it before it removes them
     return config.patch(fallback_random=True)  # type: ignore[no-any-return, unused-ignore]
 
 
 @contextmanager
-def refused_seeding() -> Iterator[None]:
-    """Raise `ForbiddenError` where the generator is seeded inside; put its state back later."""
+def refuse_seeding() -> Iterator[None]:
+    """Context manager that raises `ForbiddenError` on seeding, and restores the random state."""
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):
-        # What torch.manual_seed and torch.seed call; the functions themselves must stay, because
-        # PyTorch keeps tables of them, which it may make inside.
+        # torch.manual_seed and torch.seed call the generator. The functions themselves must not be
+        # replaced, because PyTorch may build tables of them meanwhile.
         torch.default_generator = torch.random.default_generator = _Unseedable(generator)
         try:
             yield
@@ -510,7 +515,7 @@ def refused_seeding() -> Iterator[None]:
 
 
 class _Unseedable:
-    """A random generator that cannot be seeded."""
+    """Wraps a random generator, but refuses to seed it."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -520,8 +525,8 @@ class _Unseedable:
 
     def manual_seed(self, *_: int) -> NoReturn:
         raise ForbiddenError(
-            "the random generator is seeded{where}; a compiled step draws what follows the state "
-            "before it: seed outside of the step, or draw once and make the result a buffer"
+            "the random generator is seeded{where}; a compiled step continues from the current "
+            "state: seed outside of the step, or draw once and make the result a buffer"
         )
 
     seed = manual_seed

@@ -1,15 +1,15 @@
-"""Values in a capture: constants, values of inputs and buffers, and values that were read.
+"""Known values in a capture: constants, values of inputs and buffers, and reads by Python code.
 
-Every fake tensor whose value follows from the code, the inputs and the buffers alone holds that
-value. Python may read it: an ``if``, ``.item()``, a shape that a mask decides. What the read value
-follows from inputs and buffers by is kept as an expression, which a guard computes again before
-each step.
+A fake tensor gets a known value if it depends on the code, the inputs and the buffers alone. Python
+code may read the value: by an ``if``, ``.item()`` or a shape that depends on a mask. For each read
+value an expression in terms of inputs and buffers is recorded. A guard evaluates the expression
+again before each step.
 
-Whether numbers are finite follows from parameters, so that no guard can answer it before a step.
-Many detectors and translators ask, to clamp what overflows: ``if not torch.isfinite(x).all()``. A
-captured step goes on as if all is finite, and has the true answer as one more result: if it is no,
-the step is undone. The same holds for arguments of distributions, which must be in their range, and
-for what ``torch.linalg`` checks: whether a matrix could be inverted.
+Whether numbers are finite depends on parameters, so no guard can evaluate it before a step. Many
+detectors and translators test it to clamp overflows: ``if not torch.isfinite(x).all()``. A captured
+step assumes that all numbers are finite, and returns the test as one more result. If the test
+fails, the step is undone. Likewise for the arguments of distributions, which must be in their
+range, and for the checks of ``torch.linalg``, for example that a matrix is invertible.
 """
 
 from __future__ import annotations
@@ -41,47 +41,47 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A tensor that is there when a step begins: an input, or a buffer."""
+class SourceTensor:
+    """A tensor that exists when a step begins: an input or a buffer."""
 
     position: int | None
-    """Its place among the flat inputs; None for a buffer."""
+    """Position among the flat inputs; None for a buffer."""
     path: str = ""
-    """Name of a buffer below the captured module."""
+    """Path of a buffer in the captured module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """A tensor that follows from the code alone."""
+    """A tensor that depends on the code alone."""
 
     value: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallExpression:
-    """Result of an operation; its arguments are expressions, and Python objects otherwise."""
+    """The result of a function call; its arguments are expressions or Python objects."""
 
     function: Any
     leaves: tuple[Any, ...]
-    form: Any
-    """How the leaves are nested: arguments, then keywords."""
+    spec: Any
+    """Nesting of the leaves: arguments, then keywords."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A value that Python code of the model saw while it was captured."""
+    """A value that the model's Python code read during the capture."""
 
     expression: CallExpression
     value: Any
-    """Value: a number, or nested shapes."""
-    what: str
-    """Kind of value, for users."""
+    """A number, or nested shapes."""
+    description: str
+    """Kind of value, for display."""
     line: str
-    """Where the code reads it, for people; empty where no line of it is known."""
+    """Line of code that reads it, for display; empty if unknown."""
 
     @property
     def is_check(self) -> bool:
-        """Whether an operator raises where it is another one, and nothing else follows from it."""
+        """Whether it is an operator's assertion, which only raises if the value is false."""
         return self.expression.function is bool
 
 
@@ -90,42 +90,50 @@ def shapes_of(value: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tensor.shape) for tensor in tensors_in(value))
 
 
-def leaf_of(value: Any, number: int) -> Any:
-    """Return one of the outputs of an operation."""
+def select_leaf(value: Any, number: int) -> Any:
+    """Return one output of an operation by its number in the flattened outputs."""
     return _pytree.tree_leaves(value)[number]
 
 
-# -- what is known -----------------------------------------------------------------------------
+# -- known values ------------------------------------------------------------------------------
 
-_LARGEST: Final = 2**22
-"""Values of more elements are not kept [elements]."""
-_COMPARED: Final = 2**16
-"""Literals of more elements are not compared with others [elements]."""
+_MAX_STORED: Final = 2**22
+"""Larger values are not stored [elements]."""
+_MAX_COMPARED: Final = 2**16
+"""Larger literals are not compared by content [elements]."""
 _VALUE: Final = "poetmodel_known"
-"""Under which a fake tensor holds what is known of it."""
+"""Attribute of a fake tensor with its `KnownValue`."""
 ASSERTS: Final = frozenset(
     getattr(torch.ops.aten._assert_async, name)  # noqa: SLF001 - its only name
     for name in ("default", "msg")
 )
-"""Operators that raise where a number is 0."""
+"""Operators that raise if a number is 0."""
 
-_FROM_NOTHING: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
-_FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
-"""Operators that read nothing of a tensor but its form."""
+_FROM_NUMBERS: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
+_FROM_METADATA: Final = (
+    "full_like",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "ones_like",
+    "zeros_like",
+)
+"""Operators that read only the shape and type of a tensor."""
 _LITERAL: Final = ("lift_fresh", "lift_fresh_copy")
-"""Operators that take the numbers of ``torch.tensor([1, 2])``."""
-_MAKERS: Final = frozenset((*_FROM_NOTHING, "tril_indices", "triu_indices", "zeros"))
+"""Operators that return the constant of ``torch.tensor([1, 2])``."""
+_MAKERS: Final = frozenset((*_FROM_NUMBERS, "tril_indices", "triu_indices", "zeros"))
 _DRAWS: Final = frozenset(
     ("cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint_like",
      "randn_like", "random", "uniform")
 )  # fmt: skip
-"""Operators that draw, and read nothing of a tensor but its form."""
-_DECIDING: Final = {
+"""Operators that draw random numbers, and read only the shape and type of a tensor."""
+_SHAPE_DECIDERS: Final = {
     "index": (1, torch.ops.aten.count_nonzero.default),
     "masked_select": (1, torch.ops.aten.count_nonzero.default),
     "_ctc_loss": (3, torch.ops.aten.max.default),
 }
-"""Operators of whose results one argument decides the shape, which, and what of it does."""
+"""For operators whose output shape depends on one argument: its position, and the function of it
+that determines the shape."""
 
 
 @dataclass(slots=True)
@@ -133,11 +141,11 @@ class KnownValue:
     """The value of a fake tensor, or of all outputs of an operation."""
 
     real: Any
-    """None where it is random: then it cannot be read, and that can be told."""
-    expression: Given | CallExpression | None = None
-    """Expression of inputs and buffers; None for a constant."""
-    form_only: bool = False
-    """Whether only shape, strides and type are those of the value."""
+    """The value; None if it is random, so that reading it is an error."""
+    expression: SourceTensor | CallExpression | None = None
+    """The value in terms of inputs and buffers; None for a constant."""
+    metadata_only: bool = False
+    """Whether `real` has the right shape, strides and type, but other numbers."""
 
 
 _RANDOM: Final = KnownValue(None)
@@ -145,144 +153,148 @@ _RANDOM: Final = KnownValue(None)
 
 @dataclass(frozen=True, slots=True)
 class KnownValues:
-    """Known values while a step is captured, and the ones that were read."""
+    """Values known during a capture, and the reads by Python code."""
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
     asserts: list[Any] = field(default_factory=list)
-    """Operators that check what is not known; a graph may have lost them."""
+    """Operators that assert unknown values; the graph may lack them."""
     _calls: dict[Any, CallExpression] = field(default_factory=dict)
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
-    def give(self, tensor: torch.Tensor, real: torch.Tensor, source: Given) -> None:
-        """Let the tensor that stands for an input or a buffer hold its value."""
+    def attach_source(self, tensor: torch.Tensor, real: torch.Tensor, source: SourceTensor) -> None:
+        """Attach its value to the fake tensor of an input or buffer, unless it is too large."""
         fake = tensor
         if isinstance(fake, FunctionalTensor):
             fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
         plain = real.layout == torch.strided and real.device.type == "cpu"
-        if isinstance(fake, FakeTensor) and plain and real.numel() <= _LARGEST:
+        if isinstance(fake, FakeTensor) and plain and real.numel() <= _MAX_STORED:
             setattr(fake, _VALUE, KnownValue(real, source))
 
-    def of(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Return the result of an operation on known inputs; None if they are not known.
+    def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
+        """Evaluate an operation on known inputs; return its result, or None if it is unknown.
 
-        Constants in place are constants still; what is written with other values is one no more,
-        and neither is what follows from inputs.
+        In-place operations on constants give constants. If the written value is no constant, or
+        depends on inputs, the known values of the written tensors are invalidated.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
         seeded = torch.Tag.nondeterministic_seeded in function.tags
         if not inputs and name not in _MAKERS:
             return _RANDOM if seeded else None
-        form = name in _FROM_A_FORM
-        if form and any(tensor.numel() > _LARGEST for tensor in inputs):
+        reads_metadata = name in _FROM_METADATA
+        if reads_metadata and any(tensor.numel() > _MAX_STORED for tensor in inputs):
             return None
-        values = [_known(tensor, function) for tensor in inputs]
-        there = [value for value in values if value is not None]
-        known = len(there) == len(values) and all(value.real is not None for value in there)
-        varies = any(value.expression is not None for value in there)
-        writes = function._schema.is_mutable  # noqa: SLF001 - what is written is known by it alone
-        if seeded or not (known or form) or (writes and varies):
+        values = [_known_value(tensor, function) for tensor in inputs]
+        present = [value for value in values if value is not None]
+        known = len(present) == len(values) and all(value.real is not None for value in present)
+        varies = any(value.expression is not None for value in present)
+        writes = function._schema.is_mutable  # noqa: SLF001 - the only source of this fact
+        if seeded or not (known or reads_metadata) or (writes and varies):
             if writes:
-                _forget(inputs)
-            random = seeded or any(value.real is None for value in there)
-            whole = len(there) == len(values) or name in _DRAWS
+                _invalidate(inputs)
+            random = seeded or any(value.real is None for value in present)
+            whole = len(present) == len(values) or name in _DRAWS
             return _RANDOM if random and whole else None
         with no_dispatch(), torch.no_grad():
             try:
                 own, own_keywords = _pytree.tree_map(
-                    lambda leaf: _real(leaf, function), (arguments, keywords)
+                    lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
                 )
                 real = function(*own, **own_keywords)
             except RAISED:
                 return None
-            if form or not varies:
+            if reads_metadata or not varies:
                 return KnownValue(real)
-            return KnownValue(real, self._call(function, arguments, keywords))
+            return KnownValue(real, self._call_expression(function, arguments, keywords))
 
-    def remember(self, value: Any, known: KnownValue | None) -> None:
-        """Let the outputs of an operation hold what is known of them."""
-        if known is None or known.form_only:
+    def attach(self, value: Any, known: KnownValue | None) -> None:
+        """Attach known values to the fake outputs of an operation, unless they are too large."""
+        if known is None or known.metadata_only:
             return
         fakes = _pytree.tree_leaves(value)
         if known.real is None:
             for fake in tensors_in(fakes):
                 setattr(fake, _VALUE, known)
             return
-        several = not isinstance(known.real, torch.Tensor)
+        has_several = not isinstance(known.real, torch.Tensor)
         pairs = zip(fakes, _pytree.tree_leaves(known.real), strict=False)
         for number, (fake, real) in enumerate(pairs):
             if not isinstance(fake, torch.Tensor) or fake.shape != real.shape:
                 continue
-            if real.numel() <= _LARGEST:
+            if real.numel() <= _MAX_STORED:
                 expression = known.expression
-                if several and expression is not None:
-                    expression = self._call(leaf_of, (expression, number))
+                if has_several and expression is not None:
+                    expression = self._call_expression(select_leaf, (expression, number))
                 setattr(fake, _VALUE, KnownValue(real, expression))
 
-    def forget(self, value: Any) -> None:
-        """Let fake tensors hold nothing any more; they may live longer than the capture."""
+    def clear(self, value: Any) -> None:
+        """Detach known values from fake tensors, which may exist longer than the capture."""
         for fake in tensors_in(value):
             vars(fake).pop(_VALUE, None)
 
-    def read(self, known: KnownValue, value: Any, *, by: Any = None) -> None:
-        """Note that Python saw a value, or what a function makes of it; constants are no news."""
+    def record_read(self, known: KnownValue, value: Any, *, by: Any = None) -> None:
+        """Record that Python read a known value, or function `by` of it; ignores constants."""
         expression = known.expression
         if by is not None and expression is not None:
-            expression = self._call(by, (expression,))
+            expression = self._call_expression(by, (expression,))
         if isinstance(expression, CallExpression) and expression not in self.reads:
             self.reads[expression] = Read(
                 expression=expression,
                 value=value,
-                what=_WORDS.get(by, "value that is read"),
+                description=_DESCRIPTIONS.get(by, "value that is read"),
                 line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
-    def check(self, function: Any, tensor: torch.Tensor) -> None:
-        """Note that an operator checks a number: it is read where it is known."""
-        known = _known(tensor, function)
+    def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
+        """Record that an operator asserts a number: as a read if known, otherwise in `asserts`."""
+        known = _known_value(tensor, function)
         if known is None or known.real is None:
             self.asserts.append(function)
         else:
-            self.read(known, bool(known.real), by=bool)
+            self.record_read(known, bool(known.real), by=bool)
 
-    def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Return the result of an operation whose shape depends on values; None if not known.
+    def evaluate_dynamic_shape(
+        self, function: Any, arguments: Any, keywords: Any
+    ) -> KnownValue | None:
+        """Evaluate an operation whose output shape depends on values, and record the read.
 
-        Of what a mask selects only the mask needs to be known. Where no more is, only the form of
-        the result is.
+        None if the values are unknown. If only the mask of a selection is known, the result has
+        the right shape but other numbers.
         """
-        known = self.of(function, arguments, keywords)
-        there = known is not None and known.real is not None
-        position, measure = _DECIDING.get(function.overloadpacket.__name__, (None, None))
+        known = self.evaluate(function, arguments, keywords)
+        is_known = known is not None and known.real is not None
+        position, measure = _SHAPE_DECIDERS.get(function.overloadpacket.__name__, (None, None))
         if position is None:
-            if known is not None and there:
-                self.read(known, shapes_of(known.real), by=shapes_of)
+            if known is not None and is_known:
+                self.record_read(known, shapes_of(known.real), by=shapes_of)
             return known
         deciding = [
             d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASKS
         ]
         for tensor in deciding:
-            measured = self.of(measure, (tensor,), {})
+            measured = self.evaluate(measure, (tensor,), {})
             if measured is None or measured.real is None:
                 return measured
-            self.read(measured, int(measured.real), by=int)
-        if there or not deciding:  # numbers of rows have a shape, and decide nothing else
+            self.record_read(measured, int(measured.real), by=int)
+        if is_known or not deciding:  # an index of row numbers has a fixed shape
             return known
         with no_dispatch(), torch.no_grad():
             own, own_keywords = _pytree.tree_map(
-                lambda leaf: _real(leaf, function), (arguments, keywords)
+                lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
             )
-            return KnownValue(function(*own, **own_keywords), form_only=True)
+            return KnownValue(function(*own, **own_keywords), metadata_only=True)
 
-    def _call(self, function: Any, arguments: Any, keywords: Any = None) -> CallExpression:
-        """Return the call of a function; the same one where there is one."""
-        leaves, form = _pytree.tree_flatten((tuple(arguments), keywords or {}))
-        own = tuple(self._leaf(leaf) for leaf in leaves)
-        key = (function, form, tuple(map(_key, own)))
-        return self._calls.setdefault(key, CallExpression(function, own, form))
+    def _call_expression(
+        self, function: Any, arguments: Any, keywords: Any = None
+    ) -> CallExpression:
+        """Return the expression of a call; equal calls have the same expression object."""
+        leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
+        own = tuple(self._leaf_expression(leaf) for leaf in leaves)
+        key = (function, spec, tuple(map(_leaf_key, own)))
+        return self._calls.setdefault(key, CallExpression(function, own, spec))
 
-    def _leaf(self, leaf: Any) -> Any:
-        """Return an argument as an expression."""
+    def _leaf_expression(self, leaf: Any) -> Any:
+        """Return the expression of an argument with a known value; other objects as they are."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
         known: KnownValue = getattr(leaf, _VALUE)
@@ -290,49 +302,49 @@ class KnownValues:
             return known.expression
         real = known.real
         key: Any = id(real)
-        if real.numel() <= _COMPARED:
+        if real.numel() <= _MAX_COMPARED:
             content = real.flatten().contiguous().view(torch.uint8).numpy().tobytes()
             key = (real.dtype, real.shape, real.stride(), content)
         return self._literals.setdefault(key, Literal(real))
 
 
 _MASKS: Final = (torch.bool, torch.uint8)
-_WORDS: Final = {
+_DESCRIPTIONS: Final = {
     bool: "number that is checked",
     int: "number that decides a shape",
     shapes_of: "shape of a result",
 }
 
 
-def _key(leaf: Any) -> Any:
+def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, CallExpression | Literal):
         return id(leaf)
-    return (type(leaf), leaf if isinstance(leaf, Given) else repr(leaf))
+    return (type(leaf), leaf if isinstance(leaf, SourceTensor) else repr(leaf))
 
 
-def _known(tensor: torch.Tensor, function: Any) -> KnownValue | None:
-    """Return the known value of a fake tensor."""
+def _known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
+    """Return the known value of an argument; None if unknown or invalidated."""
     if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
     known: KnownValue | None = getattr(tensor, _VALUE, None)
     if known is None or known.real is None:
         return known
-    gone = known.real.numel() and not known.real.untyped_storage().nbytes()
-    return None if gone else known
+    is_invalidated = known.real.numel() and not known.real.untyped_storage().nbytes()
+    return None if is_invalidated else known
 
 
-def _real(leaf: Any, function: Any) -> Any:
-    """Return the value of a tensor, or zeros of its form."""
+def _real_or_zeros(leaf: Any, function: Any) -> Any:
+    """Return the known value of a tensor, or zeros of its shape and type; other objects as is."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    known = _known(leaf, function)
+    known = _known_value(leaf, function)
     if known is None or known.real is None:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
     return known.real
 
 
-def _forget(tensors: Iterable[torch.Tensor]) -> None:
-    """Let tensors hold no value, nor those that share memory with them."""
+def _invalidate(tensors: Iterable[torch.Tensor]) -> None:
+    """Detach known values from tensors; free constants, which invalidates all their views."""
     for tensor in tensors:
         known = getattr(tensor, _VALUE, None)
         if known is None:
@@ -342,66 +354,66 @@ def _forget(tensors: Iterable[torch.Tensor]) -> None:
         delattr(tensor, _VALUE)
 
 
-# -- guards on what Python code read -----------------------------------------------------------
+# -- guards on values read by Python code ------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ValueGuards:
-    """The values that a capture read from inputs and buffers."""
+    """The values of inputs and buffers that Python code read during a capture."""
 
     reads: tuple[Read, ...]
 
     @cached_property
-    def sources(self) -> tuple[Given, ...]:
-        """The inputs and buffers that the values follow from."""
+    def sources(self) -> tuple[SourceTensor, ...]:
+        """The inputs and buffers on which the values depend."""
         leaves = (leaf for call in self._calls for leaf in call.leaves)
-        return tuple(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Given)))
+        return tuple(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, SourceTensor)))
 
     @cached_property
     def _calls(self) -> list[CallExpression]:
-        return _in_order([read.expression for read in self.reads])
+        return _dependency_order([read.expression for read in self.reads])
 
     @cached_property
-    def _expected(self) -> tuple[str, ...]:
+    def _expected_values(self) -> tuple[str, ...]:
         return tuple(repr(read.value) for read in self.reads)
 
     def hold(self, sources: Sequence[torch.Tensor]) -> bool:
-        """Whether the values are what they were, for inputs and buffers as they are now."""
-        return not self.reads or self._now(sources) == self._expected
+        """Return whether the values are unchanged, given the current tensors of `sources`."""
+        return not self.reads or self._current_values(sources) == self._expected_values
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
-        """Yield in words what values are not what they were."""
-        now = self._now(sources)
+        """Yield a description of each value that has changed."""
+        now = self._current_values(sources)
         for number, read in enumerate(self.reads):
             where = f" at {read.line}" if read.line else ""
             if now is None:
-                yield f"the {read.what}{where} was {read.value}, and cannot be had now"
+                yield f"the {read.description}{where} was {read.value}, and cannot be computed now"
                 return
-            if now[number] != self._expected[number]:
-                yield f"the {read.what}{where} was {read.value} and is {now[number]}"
+            if now[number] != self._expected_values[number]:
+                yield f"the {read.description}{where} was {read.value} and is {now[number]}"
 
-    def _now(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
-        """Return the values as text, of which NaN is equal to itself; None where one fails."""
+    def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
+        """Return the current values as text, where NaN equals itself; None if a call fails."""
         values: dict[Any, Any] = dict(zip(self.sources, sources, strict=True))
 
         def value(leaf: Any) -> Any:
             if isinstance(leaf, Literal):
                 return leaf.value
-            return values[leaf] if isinstance(leaf, CallExpression | Given) else leaf
+            return values[leaf] if isinstance(leaf, CallExpression | SourceTensor) else leaf
 
         try:
             with torch.no_grad():
                 for call in self._calls:
                     own = list(map(value, call.leaves))
-                    arguments, keywords = _pytree.tree_unflatten(own, call.form)
+                    arguments, keywords = _pytree.tree_unflatten(own, call.spec)
                     values[call] = call.function(*arguments, **keywords)
         except RAISED:
             return None
         return tuple(repr(values[read.expression]) for read in self.reads)
 
 
-def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
-    """Return all calls that expressions are made of, each after those that it needs."""
+def _dependency_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
+    """Return all calls in expressions, each after the calls that it depends on."""
     ordered: dict[CallExpression, None] = {}
     pending = list(reversed(expressions))
     while pending:
@@ -416,70 +428,70 @@ def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
     return list(ordered)
 
 
-# -- questions whether numbers are finite ------------------------------------------------------
+# -- tests for finite numbers ------------------------------------------------------------------
 
-_ASKS: Final = {"isfinite": True, "isnan": False, "isinf": False, "_is_all_true": True}
-"""Functions that ask of numbers, and what they say where all is well; the last one is what
-``torch.distributions`` validates arguments with."""
-_SUMS_UP: Final = frozenset(("all", "any", "max", "min", "amax", "amin"))
-_JOINS: Final = frozenset(
+_FINITE_TESTS: Final = {"isfinite": True, "isnan": False, "isinf": False, "_is_all_true": True}
+"""Functions that test numbers, with their result if all numbers are finite; the last one is used
+by ``torch.distributions`` to validate arguments."""
+_REDUCTIONS: Final = frozenset(("all", "any", "max", "min", "amax", "amin"))
+_LOGICAL: Final = frozenset(
     ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
      "bitwise_and")
 )  # fmt: skip
-_NEGATES: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
+_NEGATIONS: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
 _READS: Final = frozenset(("__bool__", "item"))
 _EXPECTED: Final = "poetmodel_expected"
-"""Under which a tensor of answers holds what they are where all is well."""
+"""Attribute of a test result: its value if all numbers are finite."""
 
 
 class FiniteChecks:
-    """Questions about finite numbers in the forward pass of a capture; off by default."""
+    """Tests for finite numbers in the forward pass of a capture; off by default."""
 
     def __init__(self) -> None:
-        self.on = self.of_operators = False
-        """Whether what is asked of numbers is noted, and what operators ask that only check."""
+        self.is_on = self.watches_operators = False
+        """Whether tests by Python code are recorded, and assertions by operators."""
         self.lines: dict[str, None] = {}
-        """The lines that asked."""
-        self._answers: list[torch.Tensor] = []
+        """The lines with tests, in order."""
+        self._results: list[torch.Tensor] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what a forward pass asks inside."""
+        """Record the tests of the forward pass inside, from scratch."""
         self.lines.clear()
-        self._answers.clear()
+        self._results.clear()
         with ExitStack() as stack:
-            if self.on:
-                stack.enter_context(_ReadWatch(self))
-            if self.of_operators:
-                stack.enter_context(_CheckWatch(self))
+            if self.is_on:
+                stack.enter_context(_TestRecorder(self))
+            if self.watches_operators:
+                stack.enter_context(_AssertRecorder(self))
             yield
 
-    def learn(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
-        """Watch operators from now on if a capture has met some that check; return if it is new."""
+    def watch_operators(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
+        """Record operators' assertions from now on if a capture has some; return if this is new."""
         descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
-        has_checks = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
-        has_checks = has_checks or bool(values.asserts)
-        new = has_checks and not self.of_operators
-        self.of_operators = self.of_operators or has_checks
+        has_asserts = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
+        has_asserts = has_asserts or bool(values.asserts)
+        new = has_asserts and not self.watches_operators
+        self.watches_operators = self.watches_operators or has_asserts
         return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
-        """Whether all was finite: one tensor, or none where nothing was asked."""
-        if not self._answers:
+        """Return one tensor, whether all tests passed, or () without tests; clear the tests."""
+        if not self._results:
             return ()
-        finite = torch.stack([answer.detach().reshape(()) for answer in self._answers]).all()
-        self._answers.clear()
+        finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()
+        self._results.clear()
         return (finite,)
 
-    def note(self, answer: torch.Tensor, *, expected: bool) -> None:
-        """Take an answer that nobody can know yet."""
-        self._answers.append(answer if expected else answer.logical_not())
+    def add(self, result: torch.Tensor, *, expected: bool) -> None:
+        """Add the result of a test and its line; `expected` is the result for finite numbers."""
+        self._results.append(result if expected else result.logical_not())
         line = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
         self.lines[line or "an unknown line"] = None
 
 
-class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Follows answers from where they are asked for to where Python reads them."""
+class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Follows test results from their functions to the Python code that reads them."""
 
     def __init__(self, checks: FiniteChecks) -> None:
         super().__init__()
@@ -494,24 +506,24 @@ class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             try:
                 return func(*args, **(kwargs or {}))
             except DataDependentOutputException:
-                self._checks.note(tensors[0], expected=known)
+                self._checks.add(tensors[0], expected=known)
                 return known
         value = func(*args, **(kwargs or {}))
-        if name in _ASKS:
-            known = _ASKS[name]
-        elif name in _NEGATES and known is not None:
+        if name in _FINITE_TESTS:
+            known = _FINITE_TESTS[name]
+        elif name in _NEGATIONS and known is not None:
             known = not known
-        elif name not in _SUMS_UP and name not in _JOINS:
+        elif name not in _REDUCTIONS and name not in _LOGICAL:
             known = None
         if known is not None and isinstance(value, torch.Tensor):
             setattr(value, _EXPECTED, known)
         return value
 
 
-class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Takes down what operators check: ``torch._assert_async``, and ``torch.linalg`` after its own.
+class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Records operators' assertions: ``torch._assert_async``, and those of ``torch.linalg``.
 
-    The check is an operation that raises, which a step cannot repeat.
+    It replaces the operation that would raise, because a step cannot repeat it.
     """
 
     def __init__(self, checks: FiniteChecks) -> None:
@@ -521,14 +533,14 @@ class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
-                self._checks.note(args[0].eq(0).all(), expected=True)
+                self._checks.add(args[0].eq(0).all(), expected=True)
                 return None
             if func in ASSERTS:
-                self._checks.note(args[0].ne(0), expected=True)
+                self._checks.add(args[0].ne(0), expected=True)
                 return None
         return func(*args, **(kwargs or {}))
 
 
-def is_unknown(error: BaseException) -> bool:
-    """Whether a capture has ended because a value was read that it does not know."""
+def is_unknown_value_error(error: BaseException) -> bool:
+    """Return whether a capture failed because Python code read an unknown value."""
     return any(isinstance(link, DataDependentOutputException) for link in chain(error))

@@ -16,7 +16,7 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError
-from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
+from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.gradients import (
     WRAPPED,
@@ -221,7 +221,7 @@ class Backend(GraphPlanner):
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
-        with ALONE, native_operators(), strides, lazy, rare_collections():
+        with CAPTURE_LOCK, native_operators(), strides, lazy, rare_collections():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
             return CompiledVariant(compiled, counted)

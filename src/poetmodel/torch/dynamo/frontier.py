@@ -61,11 +61,14 @@ class Frontier:
 
     @cached_property
     def keep_all(self) -> GraphPlan:
-        """The plan that keeps everything."""
+        """The plan that keeps everything.
+
+        Raises `BudgetError` if no plan was found, as where regions are to keep less than they can.
+        """
         whole_bytes = max(self.source.keep_all_bytes, self.source.beside_bytes + 1)
         planned = self._within(whole_bytes, sum(self.source.graph.tensor_bytes))
         if planned is None:
-            raise AssertionError("no plan keeps everything")
+            raise self.source.refusal_of_whole(whole_bytes)
         return planned
 
     @cached_property

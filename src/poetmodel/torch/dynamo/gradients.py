@@ -1,16 +1,21 @@
 """Gradients that the backward graph adds to ``.grad`` itself, in place of returning them.
 
 Autograd gets None for these gradients and has nothing to accumulate. It calls the hooks that run
-after accumulation all the same. What would have other bits is refused by name.
+after accumulation all the same. What would have other bits is refused by name, before the backward
+pass has added any gradient. Autograd has no list of the nodes of a pass, so the first check of a
+pass reads the outputs from the Python frame that called the engine.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.fx.node import has_side_effect
 
 from poetmodel.torch.dynamo.wrappers import active_ddp
@@ -19,6 +24,7 @@ from poetmodel.torch.graph.tensors import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
 
 OPTION: Final = "add_gradients"
 """The option of a back end."""
@@ -157,7 +163,8 @@ class Additions:
             node = node_of(results)
             if node is not None:
                 names = {id(arguments[k]): name for k, name in self._parameters.items()}
-                node().register_prehook(lambda _: _check_pass(node(), names))
+                node().metadata[_NAMES] = names
+                node().register_prehook(lambda _: _check_pass(node()))
             elif any(getattr(value, "requires_grad", False) for value in results):
                 raise CaptureError(f"{OPTION}: no result leads back to its call: return a copy")
             return results
@@ -167,30 +174,101 @@ class Additions:
 
 _ADDED: Final = "poetmodel.added"
 """Key under the metadata of what accumulates gradients: in which backward pass one was added."""
+_NAMES: Final = "poetmodel.names"
+"""Key under the metadata of the node of a call: names of its parameters by their identity."""
+_CHECKED: Final = "poetmodel.checked"
+"""Key under the same metadata: the backward pass whose first check read this node too."""
 
 
-def _check_pass(node: Any, names: Mapping[int, str]) -> None:
+def _check_pass(node: Any) -> None:
     """Raise `CaptureError` if autograd would do more with gradients than add them to ``.grad``.
 
-    Registers a check of what autograd accumulates beside the gradients that are added.
+    The first check of a backward pass reads all its calls, so that an error leaves ``.grad``
+    unchanged. Registers a check of what autograd accumulates beside the gradients that are added.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
             f"{OPTION}: backward(create_graph=True) makes gradients that can be differentiated: "
             f"leave {OPTION} out"
         )
-    targets = [
-        (target, names[id(target.variable)])
-        for target, _ in node.next_functions
-        if id(getattr(target, "variable", None)) in names
-    ]
-    for target, name in targets:
+    task = _task()
+    if node.metadata.get(_CHECKED) != task:
+        _check_calls(task, _executed_nodes() or [node])
+    for target, name in _targets(node):
         fault = _fault(target.variable, target, name)
         if fault is not None:
             raise CaptureError(f"{OPTION}: {fault}")
-    for target, name in targets:
-        target.metadata[_ADDED] = torch._C._current_graph_task_id()  # noqa: SLF001 - no other way
+    for target, name in _targets(node):
+        target.metadata[_ADDED] = task
         _Watch(target, name)
+
+
+def _task() -> int:
+    """Return the number of the running backward pass."""
+    return int(torch._C._current_graph_task_id())  # noqa: SLF001 - no other way
+
+
+def _targets(node: Any) -> list[tuple[Any, str]]:
+    """Return the nodes that accumulate the parameters of a call, with the parameters' names."""
+    names = node.metadata[_NAMES]
+    return [
+        (target, names[id(target.variable)])
+        for target, _ in node.next_functions
+        if _is_leaf(target) and id(target.variable) in names
+    ]
+
+
+def _is_leaf(node: Any) -> bool:
+    """Return whether a node accumulates the gradient of a leaf."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def _check_calls(task: int, nodes: Sequence[Any]) -> None:
+    """Raise `CaptureError` for the first fault of the calls among the nodes of a backward pass."""
+    calls = [node for node in nodes if _NAMES in node.metadata]
+    sources = Counter(variable for node in nodes for variable in _accumulated(node))
+    for node in calls:
+        for target, name in _targets(node):
+            variable = target.variable
+            fault = _fault(variable, target, name)
+            if fault is None and sources[id(variable)] > 1:
+                fault = _several(name)
+            if fault is not None:
+                raise CaptureError(f"{OPTION}: {fault}")
+    for node in calls:
+        node.metadata[_CHECKED] = task
+
+
+def _accumulated(node: Any) -> set[int]:
+    """Return the identities of the leaves to which a node, or an output itself, has gradients."""
+    targets = [node, *(target for target, _ in node.next_functions)]
+    return {id(target.variable) for target in targets if _is_leaf(target)}
+
+
+def _executed_nodes() -> list[Any]:
+    """Return the nodes that the running backward pass executes.
+
+    Nodes that accumulate gradients are left out unless they are outputs. Empty if another thread
+    called the engine, as for the passes of GPUs.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return []
+    found: list[Any] = [
+        output.node if isinstance(output, GradientEdge) else get_gradient_edge(output).node
+        for output in frame.f_locals["t_outputs"]
+    ]
+    reached = set(found)
+    for node in found:  # which grows
+        for source, _ in node.next_functions:
+            if source is None or source in reached or _is_leaf(source):
+                continue
+            if torch._C._will_engine_execute_node(source):  # noqa: SLF001 - no other way
+                reached.add(source)
+                found.append(source)
+    return found
 
 
 class _Watch:
@@ -206,13 +284,12 @@ class _Watch:
 
     def __init__(self, target: Any, name: str) -> None:
         self._name = name
-        self._task = torch._C._current_graph_task_id()  # noqa: SLF001 - no other way
+        self._task = _task()
         self._handle = target.register_prehook(self)
 
     def __call__(self, gradients: Sequence[Any]) -> None:
         self._handle.remove()
-        is_same = self._task == torch._C._current_graph_task_id()  # noqa: SLF001 - no other way
-        if is_same and any(gradient is not None for gradient in gradients):
+        if self._task == _task() and any(gradient is not None for gradient in gradients):
             raise CaptureError(f"{OPTION}: {_several(self._name)}")
 
 
@@ -240,7 +317,7 @@ def _fault(parameter: Any, target: Any, name: str) -> str | None:
             f"torch.autograd.grad, and backward(inputs=...) without {name}, want gradients that "
             f"are not for .grad: leave {OPTION} out"
         )
-    if target.metadata.get(_ADDED) == torch._C._current_graph_task_id():  # noqa: SLF001 - no other way
+    if target.metadata.get(_ADDED) == _task():
         return _several(name)
     if parameter._backward_hooks:  # noqa: SLF001 - no other way
         return (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.plan.alignment import aligned
+from poetmodel.plan.alignment import round_up
 from poetmodel.torch.errors import PageError
 from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, page_errors
 
@@ -45,7 +45,7 @@ class SlotFile(ScratchFile):
         """Write a page into a free slot, and return where that is when the medium has it."""
         if self.process != os.getpid():
             self._make()
-        size = aligned(len(memory), ALIGNMENT_BYTES)
+        size = round_up(len(memory), ALIGNMENT_BYTES)
         slots = self._free.setdefault(size, [])
         with (
             self._lock,
@@ -74,7 +74,7 @@ class SlotFile(ScratchFile):
     def give_back(self, offset: int, size_bytes: int, process: int) -> None:
         """Let a slot be written again, in the process that wrote it."""
         if process == self.process:
-            self._free[aligned(size_bytes, ALIGNMENT_BYTES)].append(offset)
+            self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
 def page_out(tensor: torch.Tensor, number: int) -> torch.Tensor:

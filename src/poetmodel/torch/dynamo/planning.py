@@ -16,7 +16,7 @@ from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import refusal, unit_remark
+from poetmodel.problem.infeasibility import missing_unit_hint, refusal
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
@@ -275,7 +275,7 @@ def check_budget(ram: object) -> None:
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
     if size <= _PERCENT and str(ram).strip().isdigit():
-        raise BudgetError(f"ram: {unit_remark(size, MAX_BYTES).removeprefix('; ')}")
+        raise BudgetError(f"ram: {missing_unit_hint(size, MAX_BYTES).removeprefix('; ')}")
 
 
 def plan(
@@ -320,7 +320,7 @@ def plan(
     if floor(graph).bytes <= usable_bytes:
         result = _solved(problem, wanted, call, regions)
     if result is not None and result.schedule is None and regions:
-        raise BudgetError(_regions_missed(result, regions, name, budget_bytes))
+        raise BudgetError(_regions_missed(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
         late = set(joint.held) - joint.handed_early
         gradients_bytes = sum(joint.storages[number].bytes for number in late)
@@ -455,6 +455,13 @@ class GraphProblem:
         if result.schedule is None:
             return None
         return self.planned(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
+
+    def refusal_of_whole(self, budget_bytes: int) -> BudgetError:
+        """Return the error for a budget that holds every tensor, but in which no plan was found."""
+        regions = regions_of(self.joint, self.graph, self.wanted.regions)
+        if regions:
+            return BudgetError(_regions_missed(regions, self.name, budget_bytes))
+        return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
 
     def planned(
         self,
@@ -620,10 +627,11 @@ def _solved_here(
 
 
 def _regions_missed(
-    result: SolveResult, regions: tuple[Region, ...], name: str, budget_bytes: int
+    regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
+    """Return that no plan keeps budgets of regions; `status` is that of the solve, if known."""
     told = ", ".join(f"{part.name} {format_bytes(part.limit_bytes)}" for part in regions)
-    why = ", and nothing can" if result.status == Status.INFEASIBLE else " in time"
+    why = {None: "", Status.INFEASIBLE: ", and nothing can"}.get(status, " in time")
     return (
         f"regions: nothing was found for {name} that keeps {told} within "
         f"{format_bytes(budget_bytes)}{why}: allow more"

@@ -41,15 +41,15 @@ from poetmodel.placement.placing import place_blocks
 from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.torch.capturing.inputs import (
+    find_loss,
     flatten,
-    loss_in,
     refuse,
-    step_faults,
+    step_errors,
     takes_keywords,
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.replay import temporarily
+from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.errors import CaptureError, explained, quiet
 from poetmodel.torch.graph.tensors import fake
 
@@ -98,7 +98,7 @@ def edge_program(
     CaptureError
         If the step cannot be exported, or an operator has no kernel: names it.
     """
-    refuse(name, step_faults(model, loss_fn, inputs))
+    refuse(name, step_errors(model, loss_fn, inputs))
     with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
@@ -127,7 +127,7 @@ def _with_loss(
         batch = unflatten(filled, form)
         arguments = batch if loss_fn is None else batch[:-1]
         output = model(**arguments[0]) if by_name else model(*arguments)
-        loss: torch.Tensor = loss_in(
+        loss: torch.Tensor = find_loss(
             name, output if loss_fn is None else loss_fn(output, batch[-1])
         )
         return loss
@@ -275,7 +275,7 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool) -> LoweredProgram:
     before = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
-    with quiet(), rare_collections(), temporarily(setter, counted, before):
+    with quiet(), rare_collections(), temporary_setting(setter, counted, before):
         # It changes what it makes a program of.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)

@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from poetmodel.graph import Graph, Phase
-from poetmodel.plan.alignment import ALIGNMENT, aligned
+from poetmodel.plan.alignment import ALIGNMENT, round_up
 from poetmodel.torch.executorch.edge import is_view, operator_of
 from poetmodel.torch.graph.operators import flops_of
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout
@@ -39,7 +39,7 @@ class EdgeGraph(StepGraph):
         self._inputs, resident = _arguments(program)
         nodes = list(program.graph.nodes)
         self._forward = set(nodes[: nodes.index(_loss(program)) + 1])
-        self.resident_bytes = sum(aligned(fake(node).nbytes, ALIGNMENT) for node in resident)
+        self.resident_bytes = sum(round_up(fake(node).nbytes, ALIGNMENT) for node in resident)
         """Bytes in the arena throughout: parameters that are trained, and buffers that change."""
         calls = [
             node for node in nodes if node.op == "call_function" and node.target is not getitem
@@ -56,7 +56,7 @@ class EdgeGraph(StepGraph):
                 op=node.op,
                 phase=self.phase_of(node),
                 layout=TensorLayout.of(value),
-                size_bytes=aligned(value.nbytes, ALIGNMENT),
+                size_bytes=round_up(value.nbytes, ALIGNMENT),
             )
 
     def phase_of(self, node: fx.Node) -> Phase:
@@ -86,7 +86,7 @@ def _profile(node: fx.Node) -> OpProfile:
         for position, output in enumerate((value,) if single else value)
         if isinstance(output, torch.Tensor)
     ]
-    sizes = tuple(aligned(tensor.nbytes, ALIGNMENT) for _, tensor in tensors)
+    sizes = tuple(round_up(tensor.nbytes, ALIGNMENT) for _, tensor in tensors)
     layouts = (TensorLayout.of(tensor, position) for position, tensor in tensors)
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
     return OpProfile(

@@ -1,4 +1,4 @@
-"""Eager's dropout, in place of ``aten.native_dropout``, the accelerators' that a capture has."""
+"""Eager's dropout instead of ``aten.native_dropout``, the operator of accelerators in captures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from poetmodel.torch.graph.operators import EAGER, kernel_of, set_kernel
+from poetmodel.torch.graph.operators import EAGER_KERNELS, kernel_of, set_kernel
 from poetmodel.torch.graph.tensors import fake
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
-    """Draw which elements of a tensor dropout keeps, as eager PyTorch does.
+    """Draw a boolean mask of the elements that dropout retains, as eager PyTorch does.
 
-    It carries no tag: `JointGraph.is_repeatable` knows it by name.
+    The operator has no PyTorch tag; `JointGraph.is_repeatable` checks for it by name.
     """
     if p == 1:
         return torch.zeros_like(x, dtype=torch.bool)
@@ -28,10 +28,10 @@ def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def dropped(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """Return a tensor after dropout with a mask: the bits of eager PyTorch."""
+    """Apply a dropout mask to a tensor, with the bits of eager PyTorch."""
     if p == 1:
         return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
-    return _multiplied(mask.to(x.dtype).div_(1 - p), x)
+    return _multiply_noise(mask.to(x.dtype).div_(1 - p), x)
 
 
 def dropout(
@@ -39,12 +39,12 @@ def dropout(
     p: float,
     train: bool | None,  # noqa: FBT001 - the signature is that of PyTorch's operator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensor after dropout, and which elements were kept.
+    """Return a tensor after dropout, and the mask of retained elements; the bits of eager PyTorch.
 
-    A capture has the dropout of accelerators, whose mask is boolean: a quarter of the bytes that
-    eager saves on the processor. It multiplies by the mask and by ``1 / (1 - p)`` one after the
-    other, where eager's multiplies by their product, rounded to the type of the tensor; and it
-    draws where ``p`` is 1. This computes what eager does, of the same random numbers.
+    A capture has the dropout of accelerators. Its mask is boolean, a quarter of the bytes that
+    eager saves on the processor. That operator multiplies by the mask, then by ``1 / (1 - p)``,
+    and draws even if ``p`` is 1. Eager multiplies once by the product of both, rounded to the
+    tensor's type. This function computes like eager, from the same random numbers.
     """
     if train is False or x.numel() == 0:
         values: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
@@ -54,28 +54,28 @@ def dropout(
 
 
 @cache
-def _backward(p: float | None) -> Callable[..., torch.Tensor]:
-    """Return the backward of dropout: the gradient times what the input was multiplied by.
+def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
+    """Return a kernel for the backward of dropout, which multiplies as `dropped` does.
 
-    PyTorch's kernel mixes types and makes three tensors; to convert first and to multiply in place
-    makes one, and takes a third of the time.
+    PyTorch's kernel mixes types and makes three tensors. Converting first and multiplying in place
+    makes one tensor, and takes a third of the time. None for `p` takes it from the scale.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
         noise = mask.to(grad.dtype)
-        if scale != 0:  # 0 where p is 1: nothing was kept
+        if scale != 0:  # 0 if p is 1, which drops all elements
             noise.div_(1 / scale if p is None else 1 - p)
-        return _multiplied(noise, grad)
+        return _multiply_noise(noise, grad)
 
     return backward
 
 
 def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
-    """Return the backward of dropout that multiplies the gradient where it is, by the same number.
+    """Return the backward of dropout that overwrites the gradient, with the same bits.
 
-    The mask is 0 or 1, so that two products after each other round once, as one does.
+    The mask is 0 or 1, so the two products round once, as a single product does.
     """
-    p = _dropped_ratio(node)
+    p = _dropout_probability(node)
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
         grad.mul_(mask)
@@ -87,10 +87,10 @@ def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
     return backward
 
 
-def _dropped_ratio(node: fx.Node) -> float | None:
-    """Return with which ratio the mask was drawn that a backward of dropout reads.
+def _dropout_probability(node: fx.Node) -> float | None:
+    """Return the probability with which the mask of a dropout backward was drawn.
 
-    The scale alone tells it up to a rounding; None where the mask comes from elsewhere.
+    None if the mask is no output of a dropout node. The scale gives it only up to a rounding.
     """
     dropout = torch.ops.aten.native_dropout.default
     for mask in node.all_input_nodes:
@@ -101,16 +101,16 @@ def _dropped_ratio(node: fx.Node) -> float | None:
     return None
 
 
-def _multiplied(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the product, in place of the noise where that does not change its strides."""
+def _multiply_noise(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return ``noise * x``, overwriting the noise if that preserves the strides."""
     return noise.mul_(x) if noise.stride() == x.stride() else x * noise
 
 
 def split_dropout(graph: fx.Graph) -> None:
-    """Take dropout apart into its mask, which is drawn once, and what can be computed again.
+    """Replace each dropout by a mask, which is drawn once, and a product that may be recomputed.
 
-    For `pmt.backend`, which restores no generator's state. The backward pass gets the kernel that
-    gives eager's bits.
+    For `pmt.backend`, which restores no generator state. Sets the kernel with eager's bits for the
+    backward nodes.
     """
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
@@ -131,5 +131,7 @@ def split_dropout(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-EAGER[torch.ops.aten.native_dropout.default] = lambda _: dropout
-EAGER[torch.ops.aten.native_dropout_backward.default] = lambda node: _backward(_dropped_ratio(node))
+EAGER_KERNELS[torch.ops.aten.native_dropout.default] = lambda _: dropout
+EAGER_KERNELS[torch.ops.aten.native_dropout_backward.default] = lambda node: _backward_kernel(
+    _dropout_probability(node)
+)

@@ -1,4 +1,4 @@
-"""Operators: name, module, FLOP, effects, and the kernel that gives what eager does."""
+"""Operators: name, module path, FLOP, effects, and the kernel that gives the bits of eager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPYING: Final = ("all_reduce", "broadcast")
 
 
 def operator_name(node: fx.Node) -> str:
-    """Return the name of the operator of a node, without its overload."""
+    """Return the name of a node's operator without namespace and overload."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return str(schema.name).rpartition("::")[2]
@@ -31,56 +31,58 @@ def operator_name(node: fx.Node) -> str:
 
 
 def module_of(node: fx.Node) -> str:
-    """Return the path of the module that an operation of the forward or backward pass is of."""
+    """Return the path of the module that a forward or backward node belongs to; "" if unknown."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(next(reversed(stack.values()))[0]) if stack else ""
     return path.removeprefix("L['self']").replace("L['model']", "").strip(".")
 
 
 def is_effect(node: fx.Node) -> bool:
-    """Whether a node is there for what it does: writes an argument, or checks values."""
+    """Return whether a node is needed for an effect: it writes an argument or checks values."""
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake(node) is None and node.is_impure()
     )
 
 
 def is_foreign(target: Any) -> bool:
-    """Whether an operator is neither PyTorch's nor ours, or runs functions of a user."""
+    """Return whether an operator is neither PyTorch's nor ours, or calls a user's functions."""
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")
 
 
 def is_collective(target: Any) -> bool:
-    """Return whether an operator communicates with other processes: all of them must call it."""
+    """Return whether an operator communicates with other processes, which must all call it."""
     return getattr(target, "namespace", "") in _COLLECTIVES and not is_wait(target)
 
 
 def is_wait(target: Any) -> bool:
-    """Return whether an operator waits for a collective and returns its result as it is."""
+    """Return whether an operator waits for a collective and returns the collective's result."""
     return getattr(target, "namespace", "") in _COLLECTIVES and (
         getattr(target, "_opname", "") == "wait_tensor"
     )
 
 
 def copies_input(target: Any) -> bool:
-    """Return whether a collective works on a copy of its input, which it does not hold."""
+    """Return whether a collective copies its input first, so that the input may be freed."""
     return getattr(target, "_opname", "") in _COPYING
 
 
-def is_counted(node: fx.Node) -> bool:
-    """Whether an operation is a convolution, matrix product or attention."""
+def has_flop_formula(node: fx.Node) -> bool:
+    """Return whether PyTorch counts the FLOP of a node: a convolution, product or attention."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
 def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], value: Any) -> int:
-    """Return the FLOP of one operation that makes a value of its arguments.
+    """Return the FLOP of one call of an operator with the output `value`.
 
-    Convolutions, matrix products and attention as ``torch.utils.flop_counter`` counts them. It
-    knows nothing else; any other operation counts one FLOP per element of its largest operand, so
-    that devices without a memory bandwidth do not take it for free.
+    Convolutions, matrix products and attention count as in ``torch.utils.flop_counter``. Any other
+    operation counts one FLOP per element of its largest operand, so that it takes time also on
+    devices without a memory bandwidth.
     """
     if target is torch.ops.aten.convolution_backward.default:
-        return _gradient_flops(*arguments[:3], transposed=arguments[7], wanted=arguments[-1])
+        return _convolution_backward_flops(
+            *arguments[:3], transposed=arguments[7], output_mask=arguments[-1]
+        )
     formula = flop_registry.get(getattr(target, "overloadpacket", None))
     if formula is not None:
         return int(formula(*arguments, **keywords, out_val=value))
@@ -88,42 +90,48 @@ def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], va
     return max(sizes, default=0)
 
 
-def _gradient_flops(
-    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, transposed: bool, wanted: Sequence[bool]
+def _convolution_backward_flops(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    transposed: bool,
+    output_mask: Sequence[bool],
 ) -> int:
-    """Return the FLOP of a convolution's gradients: each takes as many as the convolution.
+    """Return the FLOP of the gradients of a convolution's input and weight.
 
-    PyTorch's counter takes that of the weight for one over all channels, whatever the groups.
+    `output_mask` selects the gradients. Each counts the FLOP of the convolution; PyTorch's counter
+    ignores the groups in the gradient of the weight.
     """
     macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
-    return 2 * int(macs) * sum(wanted[:2])
+    return 2 * int(macs) * sum(output_mask[:2])
 
 
 # -- kernels -----------------------------------------------------------------------------------
 
 KERNEL: Final = "poetmodel.kernel"
-"""Key under a node's ``meta``: its target, and what to call in place of it. PyTorch copies ``meta``
-to other operators, which must not be replaced."""
+"""Key under a node's ``meta``: its target, and the kernel to call instead. The target is stored
+because PyTorch copies ``meta`` to nodes of other operators, whose kernels must not change."""
 
-EAGER: Final[dict[object, Callable[[fx.Node], Kernel]]] = {}
-"""Operators that a capture has in place of eager's, with the kernel that gives eager's bits."""
+EAGER_KERNELS: Final[dict[object, Callable[[fx.Node], Kernel]]] = {}
+"""For operators that replace eager's in a capture: makes the kernel with the bits of eager."""
 
 
 def set_kernel(node: fx.Node, kernel: Kernel) -> None:
-    """Let something else be called in place of a node's target, with the same arguments."""
+    """Set the kernel that is called with a node's arguments instead of its target."""
     node.meta[KERNEL] = (node.target, kernel)
 
 
 def chosen_kernel(node: fx.Node) -> Kernel | None:
-    """Return the kernel that `set_kernel` chose for a node, if any."""
+    """Return the kernel set by `set_kernel`; None if there is none or the target changed."""
     target, kernel = node.meta.get(KERNEL, (None, None))
     return kernel if target is node.target else None
 
 
 def kernel_of(node: fx.Node) -> Kernel:
-    """Return the function for the operation of a node: nearly always its target itself."""
+    """Return the function to call for a node: a chosen or eager kernel, otherwise its target."""
     chosen = chosen_kernel(node)
     if chosen is not None:
         return chosen
     target: Any = node.target
-    return EAGER[target](node) if target in EAGER else target
+    return EAGER_KERNELS[target](node) if target in EAGER_KERNELS else target

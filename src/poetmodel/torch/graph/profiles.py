@@ -1,9 +1,9 @@
-"""Profiles: what one call of an operator makes and takes, seen once for each form of call.
+"""Profiles: outputs, memory and time of a call of an operator, measured once per call key.
 
-A form is operator, shapes, strides, types and numbers. Calls of one form take the same memory and
-time, whatever their values. PyTorch predicts what a call makes, but strides that some kernels do
-not keep (convolutions in bfloat16); so what a call was seen to make is what its readers read, but
-where a compiler writes kernels.
+The key has the operator, shapes, strides, types and numbers. Calls with one key take the same
+memory and time, whatever the values of their tensors. PyTorch predicts the outputs, but some
+kernels choose other strides (convolutions in bfloat16). Readers are therefore profiled on the
+measured strides, except where a compiler generates kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from poetmodel.errors import PoetModelError
 from poetmodel.torch.errors import RAISED, CaptureError
 from poetmodel.torch.graph.operators import flops_of, is_collective, is_effect, kernel_of
-from poetmodel.torch.graph.tensors import fake, form_of, heap_peak_bytes, storage_key, tensors_in
+from poetmodel.torch.graph.tensors import call_key, fake, heap_peak_bytes, storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _TRANSPORT_BYTES: Final = 2**15
-"""Buffers of gloo for one collective beside copies, as measured with two processes [B]."""
+"""Buffers of gloo for one collective without copies, measured with two processes [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """How one output of an operation lies in its storage."""
+    """Type, shape, strides and offset of one output of an operation in its storage."""
 
     position: int | None
-    """Which output; None where the operation returns one tensor and no tuple."""
+    """Index of the output; None if the operation returns one tensor and no tuple."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     """Steps of the dimensions [elements]."""
     offset: int
-    """First element."""
+    """Offset of the first element [elements]."""
 
     @classmethod
     def of(cls, value: torch.Tensor, position: int | None = None) -> TensorLayout:
@@ -62,32 +62,32 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpProfile:
-    """Outputs of one operation that were not there before, and what it takes."""
+    """New storages and outputs of one operation, with its FLOP, memory and time."""
 
     sizes_bytes: tuple[int, ...] = ()
-    """Size of each new storage; none for a view [B]."""
+    """Size of each new storage; empty for a view [B]."""
     outputs: tuple[tuple[int, TensorLayout], ...] = ()
-    """Storage of each new output among these, and its layout."""
+    """For each new output the index of its storage in `sizes_bytes`, and its layout."""
     flops: int = 0
     moved_bytes: int = 0
-    """Bytes that it reads and writes [B]."""
+    """Bytes read and written [B]."""
     workspace_bytes: int = 0
-    """The highest total of allocations during the operation, less its outputs [B]."""
+    """Peak of allocations during the operation less its outputs [B]."""
     time_s: float = 0.0
-    """Time of one call; 0 also if that was not measured [s]."""
+    """Time of one call; 0 if not measured [s]."""
     gradient_fits: tuple[bool, bool] | None = None
-    """Whether the gradient of an update has the parameter's layout and fills its memory."""
+    """For an update: whether its gradient has the parameter's strides; fills its storage."""
 
     @classmethod
     def of(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call by what it returns, without workspace and time."""
+        """Return the profile of a call that returned `value`, without workspace and time."""
         inputs = tensors_in((arguments, keywords))
-        there = {storage_key(tensor) for tensor in inputs}
+        input_keys = {storage_key(tensor) for tensor in inputs}
         single = not isinstance(value, tuple | list)
         sizes: dict[int, int] = {}
         outputs: list[tuple[int, TensorLayout]] = []
         for position, output in enumerate((value,) if single else value):
-            if not isinstance(output, torch.Tensor) or storage_key(output) in there:
+            if not isinstance(output, torch.Tensor) or storage_key(output) in input_keys:
                 continue
             key = storage_key(output)
             sizes[key] = output.untyped_storage().nbytes()
@@ -96,7 +96,7 @@ class OpProfile:
         if not sizes:
             return cls()
         read_bytes = sum(
-            # At most a storage for each of its views.
+            # A view is read at most up to the size of its storage.
             min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size())
             for tensor in inputs
         )
@@ -108,29 +108,29 @@ class OpProfile:
         )
 
     def like(self, value: Any) -> Any:
-        """Return outputs without memory that lie as these do; what is not new, as predicted."""
+        """Return meta tensors with the profile's layouts; other outputs as in `value`."""
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
-        seen = {
+        outputs = {
             layout.position: torch.empty(0, dtype=layout.dtype, device="meta").set_(
                 storages[number], layout.offset, layout.shape, layout.stride
             )
             for number, layout in self.outputs
         }
         if not isinstance(value, tuple | list):
-            return seen[None]
-        return tuple(seen.get(position, output) for position, output in enumerate(value))
+            return outputs[None]
+        return tuple(outputs.get(position, output) for position, output in enumerate(value))
 
     def largest(self, others: Iterable[OpProfile]) -> OpProfile:
-        """Return the profile with the largest workspace and time among itself and others."""
-        every = (self, *others)
+        """Return this profile with the largest workspace and time among itself and `others`."""
+        profiles = (self, *others)
         return replace(
             self,
-            workspace_bytes=max(profile.workspace_bytes for profile in every),
-            time_s=max(profile.time_s for profile in every),
+            workspace_bytes=max(profile.workspace_bytes for profile in profiles),
+            time_s=max(profile.time_s for profile in profiles),
         )
 
     def to_list(self) -> list[Any]:
-        """Return it as plain values."""
+        """Return the profile as a list of numbers, strings and sequences; see `from_list`."""
         outputs = [
             [number, o.position, str(o.dtype).removeprefix("torch."), o.shape, o.stride, o.offset]
             for number, o in self.outputs
@@ -140,7 +140,7 @@ class OpProfile:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> OpProfile:
-        """Return the object that `to_list` made plain values of."""
+        """Return the profile of a list from `to_list`."""
         sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, fits = values
         layouts = (
             (
@@ -167,68 +167,68 @@ class OpProfile:
 
 
 class OpProfiler:
-    """Calls operators, and remembers the profile of each form of call.
+    """Calls operators, and caches the profile of each call key.
 
-    Where a call takes more than its outputs, or its time counts, the second call tells: the first
-    one fills the caches of libraries. Only memory that goes through PyTorch's allocator is seen;
-    that includes the scratchpads of oneDNN convolutions, which are the largest.
+    If a call needs workspace or is timed, a second call is measured, because the first call fills
+    the caches of libraries. Only memory of PyTorch's allocator is measured. That includes the
+    scratchpads of oneDNN convolutions, which are the largest.
 
     Parameters
     ----------
     timed : bool
-        Whether calls are timed.
+        Whether to time calls.
     measured : bool
-        Whether workspaces are measured, and so calls made twice.
+        Whether to measure workspaces, which takes a second call per key.
     """
 
     def __init__(self, *, timed: bool = False, measured: bool = True) -> None:
         self.timed = timed
         self._measured = measured
-        self._seen: dict[Hashable, OpProfile] = {}
+        self._profiles: dict[Hashable, OpProfile] = {}
 
     def __call__(self, node: fx.Node, arguments: Any, keywords: Any) -> tuple[Any, OpProfile]:
-        """Return the outputs of a node's operation, and its profile."""
+        """Call a node's operation; return its outputs and its profile, cached by call key."""
         kernel: Kernel = kernel_of(node)
         is_view = node.target is getitem or getattr(node.target, "is_view", False)
         if is_view or not self._measured:
             value = kernel(*arguments, **keywords)
             return value, self.profile(node, arguments, keywords, value)
-        form = _call_form(kernel, arguments, keywords)
-        if form in self._seen:
-            return kernel(*arguments, **keywords), self._seen[form]
-        value, seen = self._called(node, kernel, arguments, keywords)
-        if seen.workspace_bytes or self.timed:
+        key = _profile_key(kernel, arguments, keywords)
+        if key in self._profiles:
+            return kernel(*arguments, **keywords), self._profiles[key]
+        value, profile = self._measure_call(node, kernel, arguments, keywords)
+        if profile.workspace_bytes or self.timed:
             del value
-            value, seen = self._called(node, kernel, arguments, keywords)
-        self._seen[form] = seen
-        return value, seen
+            value, profile = self._measure_call(node, kernel, arguments, keywords)
+        self._profiles[key] = profile
+        return value, profile
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call that was made."""
+        """Return the profile of a finished call with the output `value`; subclasses extend it."""
         return OpProfile.of(node.target, arguments, keywords, value)
 
-    def _called(
+    def _measure_call(
         self, node: fx.Node, kernel: Kernel, arguments: Any, keywords: Any
     ) -> tuple[Any, OpProfile]:
         values: list[Any] = []
         begin = perf_counter()
         peak_bytes = heap_peak_bytes(lambda: values.append(kernel(*arguments, **keywords)))
         time_s = perf_counter() - begin
-        seen = self.profile(node, arguments, keywords, values[0])
-        more_bytes = max(0, peak_bytes - sum(seen.sizes_bytes))
-        return values[0], replace(seen, workspace_bytes=more_bytes, time_s=time_s)
+        profile = self.profile(node, arguments, keywords, values[0])
+        workspace_bytes = max(0, peak_bytes - sum(profile.sizes_bytes))
+        return values[0], replace(profile, workspace_bytes=workspace_bytes, time_s=time_s)
 
 
-def _call_form(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
-    """Return a key that is equal for calls that make and take the same."""
-    whole = [t.untyped_storage().nbytes() for t in tensors_in((arguments, keywords))]
-    return form_of(kernel, arguments, keywords), *whole
+def _profile_key(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
+    """Return a key that is equal for calls with the same profile: the call and storage sizes."""
+    storage_sizes = [t.untyped_storage().nbytes() for t in tensors_in((arguments, keywords))]
+    return call_key(kernel, arguments, keywords), *storage_sizes
 
 
 def predicted(node: fx.Node) -> OpProfile:
-    """Return the profile that PyTorch predicts of an operation, without workspace.
+    """Return the profile that PyTorch's fake tensors predict for a node, without workspace.
 
-    A collective has a workspace of the size of its inputs and results, which gloo copies.
+    Only a collective has a workspace: the size of its inputs and results, which gloo copies.
     """
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
     if is_effect(node):
@@ -239,7 +239,7 @@ def predicted(node: fx.Node) -> OpProfile:
     return profile
 
 
-# -- on made-up tensors ----------------------------------------------------------------------------
+# -- on synthetic tensors --------------------------------------------------------------------------
 
 
 def profiles_on_made_up(
@@ -249,84 +249,88 @@ def profiles_on_made_up(
     *,
     is_generated: Callable[[fx.Node], bool] | None = None,
 ) -> dict[fx.Node, OpProfile]:
-    """Return the profiles of the operations of a graph, each form run on made-up tensors.
+    """Run the operations of a graph on synthetic tensors, once per call key; return profiles.
 
     Parameters
     ----------
     graph : torch.fx.Graph
     expected : mapping
-        What makes memory there, as `predicted`; all else are views.
+        Profiles from `predicted` of all nodes that allocate memory; all other nodes are views.
     profiler : OpProfiler
     is_generated : callable, optional
-        Whether a compiler writes the kernel of a node, which makes what PyTorch predicts and takes
-        nothing more; by default it writes none. Where it writes some, all read what is predicted.
+        Whether a compiler generates the kernel of a node. Such a node keeps its expected profile.
+        By default no kernel is generated. If the argument is given, all nodes read tensors with
+        predicted strides.
 
     Raises
     ------
     CaptureError
-        If an operation fails on made-up tensors.
+        If an operation fails on synthetic tensors.
     """
     profiles: dict[fx.Node, OpProfile] = {}
-    unlike: dict[fx.Node, Any] = {}
-    """Tensors with another memory layout than PyTorch predicts, and views of them."""
-    made_up = _MadeUp(profiler)
+    deviating: dict[fx.Node, Any] = {}
+    """Tensors with other strides than PyTorch predicts, and views of them."""
+    synthetic = _SyntheticProfiler(profiler)
 
     def value_of(source: fx.Node) -> Any:
-        return unlike[source] if source in unlike else fake(source)
+        return deviating[source] if source in deviating else fake(source)
 
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in (node for node in graph.nodes if node.op == "call_function"):
-            if node not in expected and unlike.keys().isdisjoint(node.all_input_nodes):
+            if node not in expected and deviating.keys().isdisjoint(node.all_input_nodes):
                 continue
             arguments, keywords = fx.node.map_arg((node.args, node.kwargs), value_of)
             if node not in expected:
-                given = _pytree.tree_map_only(FakeTensor, _without_memory, (arguments, keywords))
-                unlike[node] = kernel_of(node)(*given[0], **given[1])
+                metas = _pytree.tree_map_only(FakeTensor, _without_memory, (arguments, keywords))
+                deviating[node] = kernel_of(node)(*metas[0], **metas[1])
             elif (
                 is_effect(node)
-                or is_collective(node.target)  # all processes would have to run it
+                or is_collective(node.target)  # all processes would have to call it
                 or (is_generated is not None and is_generated(node))
             ):
                 profiles[node] = expected[node]
             else:
-                seen = profiles[node] = made_up.profile(node, arguments, keywords)
+                profile = profiles[node] = synthetic.profile(node, arguments, keywords)
                 known = expected[node]
-                like = (seen.sizes_bytes, seen.outputs) == (known.sizes_bytes, known.outputs)
-                if is_generated is None and not like:
-                    unlike[node] = seen.like(fake(node))
+                is_equal = (profile.sizes_bytes, profile.outputs) == (
+                    known.sizes_bytes,
+                    known.outputs,
+                )
+                if is_generated is None and not is_equal:
+                    deviating[node] = profile.like(fake(node))
     return profiles
 
 
-class _MadeUp:
-    """Profiles operations on tensors of ones, and of zeros where these have integers.
+class _SyntheticProfiler:
+    """Profiles operations on tensors of ones, with integers 0, or 1 if the operation fails on 0.
 
-    All of a type share memory, unless times count, which are those of memory of their own.
+    All tensors of a type share memory, unless times are measured.
     """
 
     def __init__(self, profiler: OpProfiler) -> None:
         self._profiler = profiler
         self._memory: dict[tuple[torch.dtype, int], torch.Tensor] = {}
-        self._seen: dict[Hashable, OpProfile] = {}
+        self._profiles: dict[Hashable, OpProfile] = {}
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
-        form = _call_form(kernel_of(node), arguments, keywords)
-        if form not in self._seen:
-            self._seen[form] = self._run(node, arguments, keywords)
-        return self._seen[form]
+        key = _profile_key(kernel_of(node), arguments, keywords)
+        if key not in self._profiles:
+            self._profiles[key] = self._run_synthetic(node, arguments, keywords)
+        return self._profiles[key]
 
-    def _run(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
+    def _run_synthetic(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
         def run(integer: int) -> OpProfile:
-            def filled(value: torch.Tensor) -> torch.Tensor:
-                return self._filled(value, integer)
+            def fill(value: torch.Tensor) -> torch.Tensor:
+                return self._synthetic(value, integer)
 
-            given = _pytree.tree_map_only(torch.Tensor, filled, (arguments, keywords))
-            _, seen = self._profiler(node, *given)
-            return seen
+            synthetic = _pytree.tree_map_only(torch.Tensor, fill, (arguments, keywords))
+            _, profile = self._profiler(node, *synthetic)
+            return profile
 
         return on_made_up(run)
 
-    def _filled(self, value: torch.Tensor, integer: int) -> torch.Tensor:
-        """Return a tensor in storage as large as the value's: copies of parts take all of it."""
+    def _synthetic(self, value: torch.Tensor, integer: int) -> torch.Tensor:
+        """Return a synthetic tensor with the strides and storage size of `value`."""
         whole_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
         memory = None if self._profiler.timed else self._memory.get(key)
@@ -339,12 +343,12 @@ class _MadeUp:
 
 
 def on_made_up(run: Callable[[int], Value]) -> Value:
-    """Run something on made-up tensors whose integers are 0, or 1 where it fails: a divisor, say.
+    """Call `run` with the value of synthetic integers: 0, or 1 if that raises (e.g. a divisor).
 
     Raises
     ------
     CaptureError
-        If it fails on both.
+        If `run` raises for both values.
     """
     try:
         return run(0)
@@ -355,8 +359,8 @@ def on_made_up(run: Callable[[int], Value]) -> Value:
             return run(1)
         except RAISED as error:
             raise CaptureError(
-                f"what the function takes cannot be measured on made-up numbers: {error}; leave "
-                "out what fails on them, or compute it before the compiled function"
+                f"the memory of the function cannot be measured on synthetic numbers: {error}; "
+                "leave out the operation that fails, or compute it before the compiled function"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Operations in any order, and any number of times, as a new FX graph."""
+"""Writing operations in any order, each any number of times, to a new FX graph."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 
 class Rewriter:
-    """Writes operations of a graph into a new one; readers take the newest copy of a storage.
+    """Writes operations to a new graph, where readers use the newest copy of a storage.
 
-    Views are made again from the copy that is there. The result of a collective is waited for
-    before its first reader, or at once where the collective may still read its input.
+    Views are recreated from the newest copy. The wait for a collective is written before the first
+    reader of its result, or at once if the collective may still read its input.
 
     Parameters
     ----------
     direct : mapping
-        For each node that is an output of an operation, as it is: the number of its storage, and of
-        its layout there.
+        (storage index, layout index) of each old node that is an output of an operation, no view.
     """
 
     def __init__(self, direct: Mapping[fx.Node, Place]) -> None:
@@ -48,14 +47,14 @@ class Rewriter:
         self._current: dict[Place | fx.Node, fx.Node] = {}
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
         self._unfinished: set[Place] = set()
-        """Results of collectives that were not waited for yet."""
+        """Results of collectives without a written wait."""
 
     def give(self, node: fx.Node) -> None:
-        """Add an argument."""
+        """Add a placeholder of the old graph to the new graph."""
         self._arguments[node] = self.graph.node_copy(node)
 
     def value(self, node: fx.Node) -> fx.Node:
-        """Return the node of the new graph that has the value of one of the old graph."""
+        """Return the new graph's node for the value of an old node; writes views and waits."""
         if node in self._arguments:
             return self.argument(node)
         if is_wait(node.target):
@@ -73,10 +72,10 @@ class Rewriter:
         return self._views[view]
 
     def compute(self, node: fx.Node, numbers: Iterable[int]) -> fx.Node:
-        """Add an operation, whose outputs are now the newest copies of some storages."""
+        """Write an operation, and make its outputs the newest copies of storages `numbers`."""
         new = self.add(self.graph.node_copy(node, self.value))
         kernel: Any = kernel_of(node)
-        if kernel is not node.target:  # it may depend on where inputs come from, which changes
+        if kernel is not node.target:  # it may depend on the node's inputs, which change
             set_kernel(new, kernel)
         for number in numbers:
             for place in self.places(number):
@@ -91,7 +90,7 @@ class Rewriter:
         return new
 
     def wait(self, place: Place) -> None:
-        """Add the operation that waits for the result of a collective."""
+        """Write the wait for a collective's result, which becomes the newest copy."""
         self._unfinished.remove(place)
         begun = self._current[place]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
@@ -100,17 +99,17 @@ class Rewriter:
         self._current[place] = self.add(waited)
 
     def places(self, number: int) -> list[Place]:
-        """Return the layouts of a storage that anything reads."""
+        """Return (storage index, layout index) of each layout of a storage."""
         return self._places[number]
 
     def argument(self, node: fx.Node) -> fx.Node:
-        """Return the node of the new graph that has the value of an argument."""
+        """Return the new graph's node for a placeholder of the old graph."""
         return self._arguments[node]
 
     def add(self, new: fx.Node) -> fx.Node:
-        """Note that a value was made."""
+        """Return a node that was just written; a hook for subclasses to register it."""
         return new
 
     def used(self, new: fx.Node) -> fx.Node:
-        """Note that a value is read."""
+        """Return a node that is about to be read; a hook for subclasses to register the use."""
         return new

@@ -1,10 +1,9 @@
-"""An FX graph as operations that make memory, and as the nodes of a training graph.
+"""An FX graph as operations that allocate memory, and as the nodes of a training graph.
 
-A tensor of the training graph is one storage, whatever number of views look at it. An operation
-makes at least one, or has an effect. Views and the picking of one output of several are not
-scheduled: whoever reads a view makes it again from the storage behind it, so that letting a tensor
-go is letting one thing go. The schemas of operators do not tell which outputs are new memory; their
-profiles do.
+A tensor of the training graph is one storage, however many views show it. An operation makes at
+least one storage, or has an effect. Views and the picking of one output are not scheduled: each
+reader of a view recreates it from its storage, so that freeing a storage frees all its views.
+Operator schemas do not state which outputs are new memory; profiles do.
 """
 
 from __future__ import annotations
@@ -30,41 +29,41 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.profiles import TensorLayout
 
 RESULTS: Final = "results"
-"""Name of the node that stands for the end of a step, where results are handed over."""
+"""Name of the node for the end of a step, where results are returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStorage:
-    """A tensor of the training graph: one piece of memory that an operation makes."""
+    """A tensor of the training graph: the memory of one storage that an operation makes."""
 
     index: int
-    """Its number, as in the training graph."""
+    """Index of the tensor in the training graph."""
     name: str
     operation: int
-    """The operation that makes it."""
+    """Index of the operation that makes it."""
     bytes: int
     layouts: tuple[TensorLayout, ...]
-    """The outputs of the operation that lie in it, nearly always one."""
+    """Layouts of the operation's outputs in this storage, nearly always one."""
     replaces: int | None = None
-    """The state that it is the next value of, and in whose memory it is written."""
+    """Index of the state storage whose next value this is, and whose memory it overwrites."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Sources of the values of some nodes."""
+    """Storages and views from which the values of some nodes are read."""
 
     storages: tuple[int, ...]
-    """Numbers of the storages behind them, ascending."""
+    """Indices of the storages, ascending."""
     views: tuple[fx.Node, ...]
-    """Nodes to run again, in order; none of them makes memory that lasts."""
+    """View nodes to execute again, in order; none allocates lasting memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation that is scheduled: one node of the training graph."""
+    """A scheduled operation: one node of the training graph."""
 
     index: int
-    """Its number, as in the training graph."""
+    """Index of the node in the training graph."""
     name: str
     """Unique: module path and operator, such as ``layer1.0.conv1/convolution``."""
     op: str
@@ -73,44 +72,44 @@ class Operation:
     node: fx.Node
     reads: Reads
     storages: tuple[int, ...]
-    """Numbers of what it makes."""
+    """Indices of the storages that it makes."""
     profile: OpProfile
     in_place: tuple[tuple[int, int], ...] = ()
-    """Output that may take over the memory of an input: numbers of both."""
+    """(output, input) storage indices if the output may overwrite the input."""
 
     @property
     def is_random(self) -> bool:
-        """Whether its operator is tagged as drawing numbers: restored state makes it repeatable.
+        """Whether PyTorch tags the operator as random: restored generator state repeats it.
 
-        `dropout_mask` and operators of edge programs carry no tag.
+        `dropout_mask` and operators of edge programs have no tag.
         """
         return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
 
     @property
     def is_source(self) -> bool:
-        """Whether it stands for what is there before the step: state, or an input."""
+        """Whether it stands for a value that exists before the step: state or an input."""
         return self.phase in (Phase.STATE, Phase.INPUT)
 
 
 class StepGraph(ABC):
-    """The operations and storages of an FX graph, by the profiles of its nodes.
+    """The operations and storages of an FX graph, from the profiles of its nodes.
 
-    Subclasses say of which phase a node is and what is there before the step, and make the training
-    graph of `node` and `end`, where they say what may be recomputed.
+    Subclasses define the phase of a node and add the values that exist before the step. They make
+    the training graph from `node` and `end`, and set which nodes are recomputable.
 
     Parameters
     ----------
     graph : torch.fx.Graph
-        Functional: but for `effects`, no operation changes a tensor in place.
+        Functional: except `effects`, no operation changes a tensor in place.
     profiles : mapping
-        Profiles of nodes, in the order of execution; a node that makes nothing is a view.
+        Profiles of nodes in execution order; a node without new storages is a view.
     name : str
-        Its name in errors.
+        Name of the step in error messages.
     effects : collection of torch.fx.Node
-        Nodes that make nothing and are scheduled all the same.
+        Nodes without new storages that are scheduled nevertheless.
     is_inlined : callable, optional
-        Whether a node of so many bytes is computed inside of each of its readers and never has
-        memory, told also the sizes of what it reads; by default none is.
+        Called with a node, the bytes of its outputs and the sizes of the storages it reads. True
+        if each reader computes the node itself, so that it never has memory; by default False.
     """
 
     def __init__(
@@ -128,11 +127,11 @@ class StepGraph(ABC):
         self._names: Counter[str] = Counter()
         self._makers: set[fx.Node] = set()
         self.operations: list[Operation] = []
-        """In the order of execution."""
+        """In execution order."""
         self.storages: list[TensorStorage] = []
-        """In the order of their operations."""
+        """In the order of the operations that make them."""
         self.direct: dict[fx.Node, tuple[int, int]] = {}
-        """Nodes that stand for an output as it is: number of storage, and of layout."""
+        """(storage index, layout index) of each node that is an output of an operation, no view."""
         self._add_sources()
         for node, profile in profiles.items():
             if not profile.sizes_bytes and node not in effects:
@@ -142,37 +141,37 @@ class StepGraph(ABC):
             if node in effects or not (
                 is_inlined and is_inlined(node, sum(profile.sizes_bytes), sizes)
             ):
-                self._add(node, reads, profile)
+                self._add_operation(node, reads, profile)
 
     @abstractmethod
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of an operation."""
+        """Return the phase of a node."""
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of the module that an operation is of."""
+        """Return the path of the module that a node belongs to."""
         return module_of(node)
 
-    def _add_sources(self) -> None:  # noqa: B027 - there may be none
-        """Add operations for the values that exist before the first one; none by default."""
+    def _add_sources(self) -> None:  # noqa: B027 - subclasses without sources need none
+        """Add an operation for each value that exists before the step; by default none."""
 
-    def _add(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
-        """Add an operation with what it makes."""
+    def _add_operation(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
+        """Append a node's operation and storages, and register its outputs in `direct`."""
         first = len(self.storages)
         layouts: list[list[TensorLayout]] = [[] for _ in profile.sizes_bytes]
         for number, layout in profile.outputs:
             pick = (operator.getitem, layout.position)
             picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
-            here = (first + number, len(layouts[number]))
-            self.direct.update(dict.fromkeys([node] if layout.position is None else picked, here))
+            output = (first + number, len(layouts[number]))
+            self.direct.update(dict.fromkeys([node] if layout.position is None else picked, output))
             layouts[number].append(layout)
         op, path = operator_name(node), self.path_of(node)
-        name = self._unique(f"{path}/{op}" if path else op)
-        made = [
+        name = self._unique_name(f"{path}/{op}" if path else op)
+        outputs = [
             (f"{name}:{number}" if len(layouts) > 1 else name, size_bytes, tuple(layouts[number]))
             for number, size_bytes in enumerate(profile.sizes_bytes)
         ]
         self._makers.add(node)
-        self._append(node, name, op, self.phase_of(node), reads, profile, made)
+        self._append_operation(node, name, op, self.phase_of(node), reads, profile, outputs)
 
     def add_source(
         self,
@@ -184,13 +183,15 @@ class StepGraph(ABC):
         layout: TensorLayout,
         size_bytes: int,
     ) -> None:
-        """Add a storage that is there before the step, and what stands for it."""
+        """Append an operation and its storage for a value that exists before the step."""
         self._names[name] += 1
         self.direct[node] = (len(self.storages), 0)
-        made = [(name, size_bytes, (layout,))]
-        self._append(node, name, op, phase, Reads(storages=(), views=()), OpProfile(), made)
+        outputs = [(name, size_bytes, (layout,))]
+        self._append_operation(
+            node, name, op, phase, Reads(storages=(), views=()), OpProfile(), outputs
+        )
 
-    def _append(
+    def _append_operation(
         self,
         node: fx.Node,
         name: str,
@@ -198,14 +199,18 @@ class StepGraph(ABC):
         phase: Phase,
         reads: Reads,
         profile: OpProfile,
-        made: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
+        outputs: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
     ) -> None:
-        """Add an operation, and names, sizes and layouts of the storages that it makes."""
+        """Append an operation and its storages, given as (name, bytes, layouts)."""
         first, index = len(self.storages), len(self.operations)
-        for number, (own, size_bytes, layouts) in enumerate(made, first):
+        for number, (storage_name, size_bytes, layouts) in enumerate(outputs, first):
             self.storages.append(
                 TensorStorage(
-                    index=number, name=own, operation=index, bytes=size_bytes, layouts=layouts
+                    index=number,
+                    name=storage_name,
+                    operation=index,
+                    bytes=size_bytes,
+                    layouts=layouts,
                 )
             )
         self.operations.append(
@@ -221,14 +226,14 @@ class StepGraph(ABC):
             )
         )
 
-    def _unique(self, name: str) -> str:
-        """Return a name with a number where it repeats."""
+    def _unique_name(self, name: str) -> str:
+        """Count a name; return it, with ``#count`` from its second use on."""
         self._names[name] += 1
         count = self._names[name]
         return f"{name}#{count}" if count > 1 else name
 
     def reading(self, nodes: Iterable[fx.Node]) -> Reads:
-        """Follow values back to the storages behind them, and the views between."""
+        """Return the storages and views from which the values of nodes are read."""
         storages: set[int] = set()
         views: set[fx.Node] = set()
         pending = list(nodes)
@@ -246,19 +251,19 @@ class StepGraph(ABC):
         return Reads(storages=tuple(sorted(storages)), views=tuple(order))
 
     def returned_input(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return the old memory that an output may show; raise `CaptureError` if unknown."""
+        """Return the input whose memory an output may show; raise `CaptureError` if unknown."""
         raise CaptureError(
-            f"{self.name}: {node.args[0].target} returns one of its inputs beside something new, "
-            "and cannot be scheduled; leave it out of the step"
+            f"{self.name}: {node.args[0].target} returns an input together with new memory, and "
+            "cannot be scheduled; leave it out of the step"
         )
 
     # -- as a training graph -----------------------------------------------------------------------
 
     def node(self, operation: Operation, **changes: Any) -> Node:
-        """Return the node of an operation, with other values of some fields."""
+        """Return the training-graph node of an operation; `changes` override its fields."""
         storages = self.storages
         made = [storages[number] for number in operation.storages]
-        own = Node(
+        graph_node = Node(
             name=operation.name,
             op=operation.op,
             phase=operation.phase,
@@ -278,10 +283,10 @@ class StepGraph(ABC):
                 (storages[output].name, storages[read].name) for output, read in operation.in_place
             ),
         )
-        return replace(own, **changes)
+        return replace(graph_node, **changes)
 
     def end(self, storages: Iterable[int], *, workspace_bytes: int = 0) -> Node:
-        """Return the node that stands for the end of a step, which reads its results."""
+        """Return the node for the end of a step, which reads the result storages."""
         return Node(
             name=RESULTS,
             op=RESULTS,

@@ -1,4 +1,4 @@
-"""Tensors: identity of storages, tensors in nests, forms of calls, what the allocator gives."""
+"""Tensors: identifiers of storages, tensors in containers, keys of calls, allocated memory."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ if TYPE_CHECKING:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return an identifier of one storage among all that are alive."""
+    """Return an identifier of a tensor's storage, unique among all storages that exist."""
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity on every device
     return key
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors in a nest of tuples, lists and dicts, in order."""
+    """Return the tensors in nested tuples, lists and dicts, in order."""
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def fake(node: fx.Node) -> Any:
-    """Return the output of a node, without its memory, as the capture predicts it."""
+    """Return the fake tensors that the capture predicts for a node's output, or None."""
     return node.meta.get("val")
 
 
 def storage_of(node: fx.Node) -> int | None:
-    """Return the key of the storage that a node shows; None where it is no tensor, or several."""
+    """Return the key of the storage of a node's fake tensor; None unless it is one tensor."""
     value = fake(node)
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
-def form_of(*given: Any) -> Hashable:
-    """Return a key that is equal for calls that do the same work on other values."""
-    leaves, spec = _pytree.tree_flatten(given)
+def call_key(*arguments: Any) -> Hashable:
+    """Return a key of a call: equal for equal structure, types, shapes, strides and other values.
+
+    Values of tensors do not count.
+    """
+    leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(
         (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
         if isinstance(leaf, torch.Tensor)
@@ -57,23 +60,23 @@ def form_of(*given: Any) -> Hashable:
 # -- memory ------------------------------------------------------------------------------------
 
 _MEMORY: Final = "[memory]"
-"""Name of the events that tell of memory taken and given back."""
+"""Name of the profiler's events of allocated and freed memory."""
 _MARK: Final = "poetmodel: levels count from here"
-"""Name of an event of our own."""
+"""Name of our profiler event that starts a section of `HeapWatch`."""
 _NOTICE: Final = b"USDT:"
-"""How lines begin that the profiler writes to stderr on every start and stop."""
+"""Prefix of the lines that the profiler writes to stderr on every start and stop."""
 
 
 def heap_peak_bytes(work: Callable[[], object]) -> int:
-    """Measure the highest total of what PyTorch allocates while something runs [B].
+    """Call `work`, and return the peak of the memory that PyTorch allocates during the call [B].
 
-    By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
-    there before does not count.
+    Counts tensors and workspaces less freed memory, by the memory events of PyTorch's profiler.
+    Memory that was allocated before the call does not count.
 
     Raises
     ------
     CaptureError
-        If a profiler is on already: PyTorch has one at a time, and would drop what that has seen.
+        If a profiler is already on: PyTorch has only one, which would lose its records.
     """
     watch = HeapWatch()
     try:
@@ -84,7 +87,7 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
 
 
 class HeapWatch:
-    """What PyTorch allocates and frees from here to `end`; raises as `heap_peak_bytes` does."""
+    """Records PyTorch's allocations from its construction to `end`; raises as `heap_peak_bytes`."""
 
     def __init__(self) -> None:
         if profiler_is_on():
@@ -98,12 +101,12 @@ class HeapWatch:
 
     @staticmethod
     def mark() -> None:
-        """Begin another part. What was there before the watch is not seen when it goes."""
+        """Start a section. Freed memory counts only if it was allocated during the watch."""
         with record_function(_MARK):
             pass
 
     def end(self) -> list[list[int]]:
-        """Return for each part how much more there was than when it began, 0 first [B]."""
+        """Stop recording; return per section the change of allocated bytes over time, 0 first."""
         with _without_notices():
             self._recorded.__exit__(None, None, None)
         changes: list[tuple[int, int | None]] = [
@@ -112,32 +115,32 @@ class HeapWatch:
             if event.name() in (_MEMORY, _MARK)
         ]
         changes.sort(key=itemgetter(0))
-        parts = [[0]]
+        sections = [[0]]
         for _, size in changes:
             if size is None:
-                parts.append([0])
+                sections.append([0])
             else:
-                parts[-1].append(parts[-1][-1] + size)
-        return parts
+                sections[-1].append(sections[-1][-1] + size)
+        return sections
 
 
 def profiler_is_on() -> bool:
-    """Return whether a profiler of PyTorch is on, which has one at a time."""
+    """Return whether a profiler of PyTorch is on; PyTorch has only one at a time."""
     return bool(torch._C._autograd._profiler_enabled())  # noqa: SLF001 - no other way
 
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """Leave the profiler's notices out of stderr; all else that is written there gets through."""
+    """Buffer stderr meanwhile, and write it afterwards without the profiler's notices."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             written.seek(0)
             for line in written:
                 if not line.startswith(_NOTICE):

@@ -8,10 +8,13 @@ subtracts it from the bytes of the weight.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.sgd import sgd
 
 from poetmodel.errors import InputError
@@ -75,6 +78,11 @@ class TrainedLayer(QuantizedLayer):
         self.bias = nn.Parameter(layer.bias.clone())
         self.weight_gradient = nn.Parameter(torch.zeros(()).expand(weight.shape))
         """Stands for the real weights: has their shape and gradient, and no memory."""
+        _watch_optimizers(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _watch_optimizers(self)
 
     def forward(self, *given: Tensor, reals: Sequence[Tensor | None] | None = None) -> Any:
         """Return the int8 result of an int8 input; with the stand-in of its own for `reals`."""
@@ -190,6 +198,34 @@ def _call(
         return layer(*bytes_), None
     made: tuple[Tensor, Tensor] = layer(*bytes_, reals=reals)
     return made
+
+
+_LAYERS: Final[WeakSet[TrainedLayer]] = WeakSet()
+"""All int8 layers of the process that train."""
+
+
+def _watch_optimizers(layer: TrainedLayer) -> None:
+    """Register a layer, and a hook that refuses its parameters in optimizers of PyTorch."""
+    _LAYERS.add(layer)
+    _register_check()
+
+
+@cache
+def _register_check() -> None:
+    register_optimizer_step_pre_hook(_check_optimizer)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Raise `InputError` if another optimizer than `QuantizedSGD` has int8 weights."""
+    if isinstance(optimizer, QuantizedSGD):
+        return
+    stand_ins = {id(layer.weight_gradient) for layer in _LAYERS}
+    groups = optimizer.param_groups
+    if any(id(parameter) in stand_ins for group in groups for parameter in group["params"]):
+        raise InputError(
+            f"optimizer: {type(optimizer).__name__} cannot update int8 weights: use "
+            "poetmodel.torch.QuantizedSGD(model, lr=...), which updates all other parameters too"
+        )
 
 
 class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]

@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from poetmodel.export.codes import with_codes
 from poetmodel.graph import Phase
 from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
-from poetmodel.torch.capturing.inputs import apart, flatten
+from poetmodel.torch.capturing.inputs import copy_inputs, flatten
 from poetmodel.torch.capturing.joint import capture
-from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import StepLowering
@@ -149,13 +149,13 @@ def _captured(
         for module in (model, total):
             if isinstance(module, torch.nn.Module):
                 stack.enter_context(_evaluating(module))
-        whole = capture(model, total, apart(inputs), name=name)
+        whole = capture(model, total, copy_inputs(inputs), name=name)
     joint = with_tables(_forward(whole, is_total=total is not None))
     lowered = StepLowering(joint)
     for operation in lowered.parts.operations:
         if operation.is_random:
             raise CaptureError(
-                f"{name}: {option}: {operation.node.target}{in_module(operation.node)} draws "
+                f"{name}: {option}: {operation.node.target}{location_suffix(operation.node)} draws "
                 "random numbers in evaluation mode too; let it depend on self.training"
             )
     return with_codes(_with_output(lowered.step(), len(flatten(given)[0]), joint))
@@ -189,7 +189,7 @@ def _forward(joint: Joint, *, is_total: bool) -> Joint:
     clone.meta["val"] = output.meta["val"].contiguous()
     graph.output_node().args = ((clone,),)
     graph.eliminate_dead_code()
-    for argument in joint.of(InputKind.TANGENT):
+    for argument in joint.arguments_of(InputKind.TANGENT):
         graph.erase_node(argument.node)
     there = set(graph.nodes)
     return replace(
@@ -210,7 +210,7 @@ def _with_output(step: LoweredStep, given: int, joint: Joint) -> LoweredStep:
     nodes[last] = replace(
         nodes[last], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
     )
-    names = {a.name for a in joint.of(InputKind.USER_INPUT) if a.position < given}
+    names = {a.name for a in joint.arguments_of(InputKind.USER_INPUT) if a.position < given}
     example = joint.results[0].node.meta["val"]
     read = {a.buffer for calls in step.calls for call in calls for a in _refs(call)}
     return replace(

@@ -24,7 +24,7 @@ from poetmodel.torch.lowering.operands import (
 )
 from poetmodel.torch.step.optimizers import (
     NADAM_DECAY,
-    RADAM_LENGTH,
+    RADAM_MIN_LENGTH,
     Adagrad,
     Adam,
     Adamax,
@@ -410,7 +410,7 @@ def _radam(op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate:
         "pm_radam",
         parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
         1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps),
-        most, scale, most - scale, RADAM_LENGTH,
+        most, scale, most - scale, RADAM_MIN_LENGTH,
     )  # fmt: skip
     op.call("pm_add_one", steps, 1)
 

@@ -23,7 +23,7 @@ from poetmodel.lowered.calls import (
 )
 from poetmodel.lowered.kernels import kernel_names, parameters
 from poetmodel.lowered.loops import RANK, merged
-from poetmodel.torch.capturing.joint_graph import in_module
+from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Lowering:
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise `CaptureError` with operator, module and reason."""
-        raise CaptureError(f"{self.node.target}{in_module(self.node)}: {reason}")
+        raise CaptureError(f"{self.node.target}{location_suffix(self.node)}: {reason}")
 
 
 def _with_defaults(node: fx.Node) -> tuple[Any, ...]:

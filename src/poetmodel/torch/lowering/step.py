@@ -20,9 +20,9 @@ from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
 from poetmodel.lowered.fusing import fused
 from poetmodel.lowered.step import LoweredStep
-from poetmodel.torch.capturing.inputs import apart, empty_faults, refuse
+from poetmodel.torch.capturing.inputs import copy_inputs, empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
-from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix
 from poetmodel.torch.capturing.replay import call, replay
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import (
@@ -35,7 +35,7 @@ from poetmodel.torch.lowering.operands import (
 from poetmodel.torch.lowering.tables import with_tables
 from poetmodel.torch.step.optimizers import OptimizerSlot
 from poetmodel.torch.step.training import TrainingGraph
-from poetmodel.torch.step.updates import with_optimizer
+from poetmodel.torch.step.updates import extend_with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -83,16 +83,16 @@ def lower(
             "the step hands out"
         )
     if isinstance(inputs, list | tuple | Mapping):
-        refuse(name or type(model).__name__, empty_faults(inputs))
+        refuse(name or type(model).__name__, empty_input_errors(inputs))
     with sdpa_kernel(SDPBackend.MATH):
-        joint = capture(model, loss_fn, apart(inputs), name=name)
+        joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
     joint = with_tables(joint)
     _split_convolutions(joint)
     if accumulate > 1:
         _divide_loss(joint, accumulate)
     if optimizer is not None:
-        joint = with_optimizer(
+        joint = extend_with_optimizer(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)
@@ -131,13 +131,13 @@ class StepLowering:
         trains = self.joint.optimizer is not None
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
-        rate = next(iter(self.joint.of(InputKind.LEARNING_RATE)), None)
+        rate = next(iter(self.joint.arguments_of(InputKind.LEARNING_RATE)), None)
         captured = LoweredStep(
             graph=graph,
             calls=calls,
             buffers=dict(self._buffers()),
-            inputs=tuple(self._seen(self.joint.of(InputKind.USER_INPUT))),
-            states=tuple(self._seen(a for kind in kinds for a in self.joint.of(kind))),
+            inputs=tuple(self._seen(self.joint.arguments_of(InputKind.USER_INPUT))),
+            states=tuple(self._seen(a for kind in kinds for a in self.joint.arguments_of(kind))),
             gradients=() if trains else tuple(self._gradients()),
             loss=self.looks[loss.node].ref,
             values=dict(self._values()),
@@ -150,7 +150,10 @@ class StepLowering:
 
     def _rates(self) -> dict[fx.Node, float]:
         """Return the learning rate of each group of parameters, relative to that of the first."""
-        rates = {a.node: float(self.joint.value(a)) for a in self.joint.of(InputKind.LEARNING_RATE)}
+        rates = {
+            a.node: float(self.joint.value(a))
+            for a in self.joint.arguments_of(InputKind.LEARNING_RATE)
+        }
         first = next(iter(rates.values()), 1.0)
         if len(set(rates.values())) > 1 and first == 0:
             raise CaptureError(
@@ -186,7 +189,7 @@ class StepLowering:
     def _record(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         value = call(node, arguments, keywords)
         if isinstance(value, torch.Tensor):
-            self.looks[node] = self._look(node, value, f"{node.target}{in_module(node)}")
+            self.looks[node] = self._look(node, value, f"{node.target}{location_suffix(node)}")
         return value
 
     def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> StridedView:
@@ -287,13 +290,13 @@ class StepLowering:
             whole = value.as_strided(
                 (value.untyped_storage().nbytes() // value.itemsize,), (1,), storage_offset=0
             )
-            if isinstance(argument.held, OptimizerSlot):
-                if argument.held.begins_with_gradient:
+            if isinstance(argument.optimizer_value, OptimizerSlot):
+                if argument.optimizer_value.begins_with_gradient:
                     whole = torch.full_like(whole, math.nan)
                 elif not whole.isfinite().all():  # all NaN would be taken as no value yet
                     check_finite(self.joint.name, (argument.name,))
             user = next(iter(argument.node.users), argument.node)
-            yield look.buffer, _array(whole, look.type, f"{argument.name}{in_module(user)}")
+            yield look.buffer, _array(whole, look.type, f"{argument.name}{location_suffix(user)}")
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -391,18 +394,18 @@ class StepLowering:
 
 def _unguarded(joint: Joint) -> Iterator[str]:
     """Yield which values the step depends on that C has no guards for."""
-    for line in joint.checked:
+    for line in joint.finite_check_lines:
         yield (
             f"{line} checks numbers, which cannot be exported; leave it out "
             "(validate_args=False for a distribution)"
         )
-    for read in joint.read.reads:
+    for read in joint.value_guards.reads:
         if read.is_check:
             continue
         where = f" at {read.line}" if read.line else ""
         yield (
-            f"the {read.what}{where} ({read.value}) would be part of the exported program, which "
-            "does not notice another one; compute it outside of the step"
+            f"the {read.description}{where} ({read.value}) would be part of the exported program, "
+            "which does not notice another one; compute it outside of the step"
         )
 
 
@@ -412,7 +415,7 @@ def _missing(operations: Sequence[Operation]) -> Iterator[str]:
     for operation in operations:
         if lowering_of(operation.node.target) is None and operation.node.target not in seen:
             seen.add(operation.node.target)
-            where = in_module(operation.node)
+            where = location_suffix(operation.node)
             target = operation.node.target
             yield f"{target}{where}: has no kernel in C, so that it cannot be exported"
 
@@ -466,7 +469,7 @@ def _divide_loss(joint: Joint, by: int) -> None:
     """Let gradients be those of the loss divided by a number; the loss stays as it is."""
     graph = joint.graph_module.graph
     first = next(node for node in graph.nodes if node.op == "call_function")
-    for argument in joint.of(InputKind.TANGENT):
+    for argument in joint.arguments_of(InputKind.TANGENT):
         with graph.inserting_before(first):
             share = graph.call_function(torch.ops.aten.div.Scalar, (argument.node, float(by)))
         share.meta = dict(argument.node.meta)

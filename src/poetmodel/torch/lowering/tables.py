@@ -141,7 +141,7 @@ class _Conversions:
             a.node: a for a in joint.arguments if a.kind in kinds and a.node not in changed
         }
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
-        for argument in joint.of(InputKind.USER_INPUT):
+        for argument in joint.arguments_of(InputKind.USER_INPUT):
             if getattr(joint.value(argument), "dtype", None) in BYTE_TYPES:
                 self.input_of[argument.node] = argument
         if self.input_of:

@@ -1,1 +1,1 @@
-"""Running: a program as Python, its costs, and whether it computes what eager PyTorch does."""
+"""Running: a plan as a Python program, its measured costs, and its comparison with eager."""

@@ -1,4 +1,4 @@
-"""Certificates: a compiled step beside eager PyTorch, in bits, memory and time."""
+"""Certificates: comparison of a compiled step with eager PyTorch, in bits, memory and time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from poetmodel.torch.capturing.joint_graph import InputKind
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.comparison import (
     ResultDifference,
-    State,
+    StepState,
     differences,
     eager_step,
-    listed,
+    list_differences,
 )
 from poetmodel.torch.runtime.profiling import MEASURING_S
-from poetmodel.torch.step.scheduled import there_bytes
+from poetmodel.torch.step.scheduled import always_resident_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -29,62 +29,62 @@ if TYPE_CHECKING:
     from poetmodel.torch.compiled import Compiled
 
 REPEATS: Final = 5
-"""Number of runs of which the least time is taken, if they take no more than `MEASURING_S`."""
+"""Number of timed runs, of which the fastest counts, if they take at most `MEASURING_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Observations of one run of eager PyTorch and of a compiled step from the same state."""
+    """Measurements of one run of eager PyTorch and of a compiled step from the same state."""
 
     name: str
-    """The step."""
+    """Name of the step."""
     compared: int
-    """Results that were compared: the loss, gradients, buffers."""
+    """Number of compared results: the loss, gradients, buffers."""
     differences: tuple[ResultDifference, ...]
-    """Those that are not equal."""
+    """Results that are not equal."""
     random_equal: bool
-    """Whether the state of the random generator afterwards is eager's."""
+    """Whether the random generator's final state is that of eager."""
     budget_bytes: int
-    """The budget for tensors and workspaces [B]."""
+    """Budget for tensors and workspaces [B]."""
     plan_peak_bytes: int
-    """The peak that the plan promises, with what is reserved beside it [B]."""
+    """Peak RAM of the plan, including reserved bytes [B]."""
     heap_peak_bytes: int
     """Measured peak of the heap: tensors and workspaces, parameters and gradients excluded [B]."""
     eager_heap_peak_bytes: int
-    """The same of eager PyTorch [B]."""
+    """Measured peak of the heap of eager PyTorch [B]."""
     second_gradients_bytes: int
-    """Bytes of gradients that wait for the end of the step beside those that are there already
-    (``rollback``); no part of the measured peaks, and 0 where nothing waits [B]."""
+    """Bytes of gradients that are delayed to the end of the step, beside existing ones
+    (``rollback``); not included in the measured peaks, and 0 if none is delayed [B]."""
     written_bytes: int
-    """Paged out in a step, as counted [B]."""
+    """Bytes paged out in a step, measured [B]."""
     read_bytes: int
-    """Paged in in a step, as counted [B]."""
+    """Bytes paged in in a step, measured [B]."""
     plan_written_bytes: int
-    """Paged out, as planned [B]."""
+    """Bytes paged out in a step, as planned [B]."""
     plan_read_bytes: int
-    """Paged in, as planned [B]."""
+    """Bytes paged in in a step, as planned [B]."""
     time_s: float
-    """Least time of a step [s]."""
+    """Shortest time of a step [s]."""
     plan_time_s: float | None
     """Time of a step as planned [s], by the costs that were solved with."""
     plan_device: str | None
-    """The device that the planned time is for; None where costs are those of no named device."""
+    """Device of the planned time; None if the costs are those of no named device."""
     eager_time_s: float
-    """Least time of a step of eager PyTorch [s]."""
+    """Shortest time of a step of eager PyTorch [s]."""
     threads: int
     """Threads that PyTorch computed with."""
     state_on_storage_bytes: int = 0
-    """Size of the state that has its home on storage [B]."""
+    """Bytes of state with its home on storage [B]."""
     mirrored_bytes: int = 0
-    """Written in a step of state whose home is RAM, so that the file has all of the state and a
-    step that fails can be undone (``rollback``); 0 where no state lies on storage [B]."""
+    """Bytes of state in RAM that a step writes to storage, so that a failed step can be undone
+    (``rollback``); 0 if no state is on storage [B]."""
     updates: bool = False
-    """Whether an optimizer's updates are part of the step: results are then parameters and moments
-    in place of gradients, and peaks hold state and inputs too."""
+    """Whether an optimizer's updates are part of the step. Results are then parameters and moments
+    instead of gradients, and peaks include state and inputs."""
 
     @property
     def equal(self) -> bool:
-        """Whether all results, and the random generator, are exactly those of eager PyTorch."""
+        """Whether all results and the random state are exactly those of eager PyTorch."""
         return not self.differences and self.random_equal
 
     @property
@@ -93,26 +93,26 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return the findings, in a few lines."""
+        """Return the measurements as a few lines of text."""
         if self.differences:
-            shown = listed(self.differences, most=5)
+            shown = list_differences(self.differences, max_count=5)
             same = f"{len(self.differences)} of {self.compared} results differ from eager: {shown}"
         else:
-            what = "parameters, optimizer state" if self.updates else "gradients"
-            same = f"all {self.compared} results (loss, {what}, buffers) equal eager's"
+            kinds = "parameters, optimizer state" if self.updates else "gradients"
+            same = f"all {self.compared} results (loss, {kinds}, buffers) equal eager's"
         if not self.random_equal:
             same += "; the random generator is in another state than eager's"
         verdict = "within" if self.within_budget else "ABOVE"
         second = ""
         if self.second_gradients_bytes:
             size = format_bytes(self.second_gradients_bytes)
-            second = f"; while gradients accumulate, {size} more hold those that wait (rollback)"
+            second = f"; accumulation needs {size} more for delayed gradients (rollback)"
         homes = ""
         if self.state_on_storage_bytes:
-            homes = f"; {format_bytes(self.state_on_storage_bytes)} of the state lie on storage"
+            homes = f"; {format_bytes(self.state_on_storage_bytes)} of the state are on storage"
         if self.mirrored_bytes:
             size = format_bytes(self.mirrored_bytes)
-            homes += f", and each step writes a copy of {size} that lie in RAM (rollback)"
+            homes += f", and each step writes a copy of {size} of state in RAM (rollback)"
         planned = ""
         if self.plan_time_s is not None:
             where = f" on {self.plan_device}" if self.plan_device else ""
@@ -134,71 +134,72 @@ class Certificate:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields and properties as plain values for JSON."""
         values = asdict(self)
         values["differences"] = [difference.to_dict() for difference in self.differences]
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
 
 def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
-    """Run eager PyTorch and a compiled step from the same state, compare and measure.
+    """Run eager PyTorch and a compiled step from the same state; compare and measure them.
 
-    Parameters, gradients, buffers, flat inputs and the state of the random generator stay as they
-    were.
+    Parameters, gradients, buffers, flat inputs and the random state are restored.
 
-    Results are compared with gradients that were None before. Peaks are measured with gradients
-    that are there already, so that theirs does not count. All runs but one are timed, and further
-    ones where steps are short. The memory that verifying takes is not bounded by the budget.
+    Results are compared with gradients that are None before. Peaks are measured with existing
+    gradients, so that their memory does not count. All runs but one are timed, and further runs if
+    steps are short. The budget does not bound the memory of this function.
     """
     joint, runner = compiled.trace.joint, compiled.runner
-    state = State(joint, inputs)
-    eager = _Timed(partial(eager_step, joint, inputs))
-    ours = _Timed(partial(runner, inputs))
-    accumulating = partial(ours, waits=False)
-    with state.kept():
+    state = StepState(joint, inputs)
+    eager = _TimedStep(partial(eager_step, joint, inputs))
+    planned = _TimedStep(partial(runner, inputs))
+    accumulating = partial(planned, delays_gradients=False)
+    with state.restored():
         with runner.trial():
             expected, expected_random = state.results(eager)
-            actual, actual_random = state.results(ours)
-            apart = tuple(differences(compiled.trace, expected, actual))
+            actual, actual_random = state.results(planned)
+            found = tuple(differences(compiled.trace, expected, actual))
             count = len(expected.keys() | actual.keys())
             del expected, actual
             state.reset()
-        state.fill()
-        with runner.trial():  # with moments, which a first step has nowhere to read from
+        state.create_accumulators()
+        with runner.trial():  # with moments: before the first step storage has none
             before, mirrored = runner.traffic, runner.mirrored_bytes
-            heap = state.again(lambda: heap_peak_bytes(accumulating))
+            heap = state.run_from_start(lambda: heap_peak_bytes(accumulating))
             written, read = map(operator.sub, runner.traffic, before)
             mirrored = runner.mirrored_bytes - mirrored
-            eager_heap = state.again(lambda: heap_peak_bytes(eager))
-            while len(ours.times) < REPEATS and sum(eager.times + ours.times) < MEASURING_S:
-                for step in (eager, ours):
-                    state.again(step)
+            eager_heap = state.run_from_start(lambda: heap_peak_bytes(eager))
+            while len(planned.times) < REPEATS and sum(eager.times + planned.times) < MEASURING_S:
+                for step in (eager, planned):
+                    state.run_from_start(step)
             state.reset()
     runner.move_state()
-    # The learning rate is an input, and made anew in each step.
-    rate_bytes = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
-    there = there_bytes(compiled.trace) - rate_bytes
-    ours_there = there - compiled.runner.away_bytes
+    # The learning rate is an input that each step creates.
+    rate_bytes = sum(joint.value(a).nbytes for a in joint.arguments_of(InputKind.LEARNING_RATE))
+    resident_bytes = always_resident_bytes(compiled.trace) - rate_bytes
+    resident_in_ram_bytes = resident_bytes - compiled.runner.state_on_storage_bytes
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
-        differences=apart,
+        differences=found,
         random_equal=torch.equal(expected_random, actual_random),
         updates=joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
-        heap_peak_bytes=ours_there + heap,
-        eager_heap_peak_bytes=there + eager_heap,
+        heap_peak_bytes=resident_in_ram_bytes + heap,
+        eager_heap_peak_bytes=resident_bytes + eager_heap,
         second_gradients_bytes=(
-            compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
+            compiled.trace.graph.resident_bytes.get("gradients", 0)
+            if compiled.runner.delays_gradients
+            else 0
         ),
-        state_on_storage_bytes=compiled.runner.away_bytes,
+        state_on_storage_bytes=compiled.runner.state_on_storage_bytes,
         mirrored_bytes=mirrored,
         written_bytes=written,
         read_bytes=read,
         plan_written_bytes=compiled.check.written_bytes,
         plan_read_bytes=compiled.check.read_bytes,
-        time_s=min(ours.times),
+        time_s=min(planned.times),
         plan_time_s=compiled.check.makespan_s,
         plan_device=compiled.device,
         eager_time_s=min(eager.times),
@@ -206,13 +207,13 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     )
 
 
-class _Timed:
-    """A step, and how long it took each time."""
+class _TimedStep:
+    """A step as a function that records the time of each call."""
 
     def __init__(self, step: Callable[..., Any]) -> None:
         self._step = step
         self.times: list[float] = []
-        """The time of each run [s]."""
+        """Time of each call [s]."""
 
     def __call__(self, **options: Any) -> Any:
         begin_s = perf_counter()

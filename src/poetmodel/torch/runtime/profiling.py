@@ -1,4 +1,4 @@
-"""Profiling: what a traced step costs on this host, in time and in energy."""
+"""Profiling: measures the costs of a traced step on this host, in time and energy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
-from poetmodel.torch.capturing.replay import call, sampled, temporarily
+from poetmodel.torch.capturing.replay import call, replay_sampled, temporary_setting
 from poetmodel.torch.state.pages import checksum, read_page, write_page
 from poetmodel.torch.step.trace import Trace
-from poetmodel.torch.step.updates import ParameterUpdate, copies
+from poetmodel.torch.step.updates import ParameterUpdate, copy_tensors
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -35,27 +35,28 @@ if TYPE_CHECKING:
 
 
 MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
+"""Note on costs from the cache."""
 MEASURING_S: Final = 2.0
 """Time after which no further step is timed [s]."""
-LEAST_STEPS: Final = 2
-"""Steps that are timed whatever they take: a single one may have met a busy machine."""
-NOTABLE: Final = 0.1
-"""Times that differ by more than this share of the smaller one are explained."""
+MIN_STEPS: Final = 2
+"""Minimum number of timed steps, because a single one may meet a busy machine."""
+MAX_SPREAD_RATIO: Final = 0.1
+"""A larger spread of the times of steps, relative to the shortest, gets a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Power while computing and while paging [W]."""
+    """Power during computation and paging [W]."""
 
     compute_w: float
     page_in_w: float
     page_out_w: float
     source: str
-    """Where the figures come from, for people."""
+    """Source of the numbers, for display."""
 
     @classmethod
-    def of(cls, power_w: float) -> Power:
-        """Return the same power for computing and paging."""
+    def from_watts(cls, power_w: float) -> Power:
+        """Return equal power for computation and paging."""
         return cls(
             compute_w=power_w,
             page_in_w=power_w,
@@ -64,15 +65,15 @@ class Power:
         )
 
     @classmethod
-    def of_device(cls, device: Device) -> Power:
-        """Return the power figures of a device that describes this host.
+    def from_device(cls, device: Device) -> Power:
+        """Return the power of a device that describes this host.
 
-        Where it states FLOP per joule only, its power is its FLOP rate over that. Without storage,
-        paging takes the power of computing.
+        If the device states only FLOP per joule, its power is FLOP per second over FLOP per joule.
+        Without storage, paging has the power of computation.
         """
         compute, storage = device.compute, device.storage
         compute_w = compute.power_w
-        if compute_w is None:  # a device states one of both
+        if compute_w is None:  # a device states one of the two
             compute_w = compute.flops_per_s / (compute.flops_per_j or compute.flops_per_s)
         return cls(
             compute_w=compute_w,
@@ -92,50 +93,49 @@ NOMINAL: Final = Power(
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The measured costs of a traced step, and how they were measured."""
+    """The measured costs of a traced step, with the conditions of the measurement."""
 
     costs: Costs
-    """Times and energies of every node and every tensor of the trace's graph."""
+    """Times and energies of every node and tensor of the trace's graph."""
     paging: Paging | None
-    """The fit that page costs come from; None where no tensor is to be paged."""
+    """The measurement of page costs; None if no tensor may be paged."""
     steps_s: tuple[float, ...]
-    """Time of the operations together in each timed step [s]; one of equal operations counts
-    for all."""
+    """Total time of the operations in each timed step [s]; of equal operations one is timed."""
     threads: int
     power: Power = NOMINAL
-    """The power that energies are times of."""
+    """Power that times are multiplied by."""
     origin: str = ""
-    """Where it comes from, if it was not measured now."""
+    """Note on costs that were not measured now; otherwise empty."""
 
     @property
     def repeats(self) -> int:
-        """How many steps were timed."""
+        """Number of timed steps."""
         return len(self.steps_s)
 
     @property
     def spread_ratio(self) -> float:
-        """How much longer the slowest of the timed steps took than the fastest, as a fraction."""
-        least_s = min(self.steps_s)
-        return max(self.steps_s) / least_s - 1 if least_s > 0 else 0.0
+        """Longest over shortest time of the timed steps, minus 1."""
+        min_s = min(self.steps_s)
+        return max(self.steps_s) / min_s - 1 if min_s > 0 else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the figures came about, one sentence each."""
+        """Description of the measurement, one sentence each."""
         notes = [
-            f"compute times: of each operation the least of {self.repeats} steps, "
+            f"compute times: of each operation the minimum of {self.repeats} steps, "
             f"{self.threads} thread(s); the steps took {format_seconds(min(self.steps_s))} to "
             f"{format_seconds(max(self.steps_s))}, a spread of {self.spread_ratio:.0%}"
         ]
-        if self.spread_ratio > NOTABLE:
+        if self.spread_ratio > MAX_SPREAD_RATIO:
             notes.append(
-                "so large a spread mostly means that other programs ran: measure again when the "
+                "such a large spread usually means that other programs ran: measure again when the "
                 "machine is idle"
             )
         if self.paging is not None:
             medium = (
                 "the file cache was empty for every read"
                 if self.paging.cold
-                else "the file cache could not be emptied: page-ins may be those of RAM"
+                else "the file cache could not be emptied: page-ins may come from RAM"
             )
             notes.append(f"page times: measured in {self.paging.folder}; {medium}")
         notes.append(f"energies: {self.power.source}")
@@ -147,27 +147,27 @@ def measure(
     *,
     folder: str | Path | None = ".",
     repeats: int = 5,
-    most_s: float = math.inf,
+    max_s: float = math.inf,
     threads: int | None = None,
     power: Power | None = None,
 ) -> Profile:
-    """Measure what a traced step costs on this host.
+    """Measure the costs of a traced step on this host.
 
     Parameters
     ----------
     trace : Trace
         The step; runs on the inputs that it was traced with.
     folder : str or Path, optional
-        Where pages are to lie; None where no tensor is to be paged.
+        Folder for pages; None if no tensor may be paged.
     repeats : int
-        Steps that are timed, of which the least counts, and times that each page is moved, of
-        which the median does. In each, expensive operations of one form are timed once.
-    most_s : float
-        Time after which no further step is begun, of at least two [s].
+        Number of timed steps, of which the fastest counts, and of transfers of each page, of which
+        the median counts. In a step, expensive operations with equal shapes are timed once.
+    max_s : float
+        Time after which no further step is started, after at least two [s].
     threads : int, optional
-        Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
+        Threads that compute; by default PyTorch's setting (`torch.get_num_threads`).
     power : Power, optional
-        The power that energies are times of; by default a nominal 1 W.
+        Power that times are multiplied by; by default a nominal 1 W.
 
     Returns
     -------
@@ -177,20 +177,20 @@ def measure(
     Raises
     ------
     InputError
-        If pages cannot be timed in the folder, or the step does not run on the processor.
+        If pages cannot be timed in the folder, or the step is not on the CPU.
     """
-    _check(trace, repeats, threads)
+    _check_arguments(trace, repeats, threads)
     threads = threads or torch.get_num_threads()
     paging = None if folder is None else measure_paging(folder, repeats=repeats)
-    times_s, steps_s = unit_times_s(
-        trace.joint, trace.parts, repeats=repeats, most_s=most_s, threads=threads
+    times_s, steps_s = measure_operation_times(
+        trace.joint, trace.step_graph, repeats=repeats, max_s=max_s, threads=threads
     )
-    return profile_of(
+    return build_profile(
         trace, times_s=times_s, paging=paging, steps_s=steps_s, threads=threads, power=power
     )
 
 
-def profile_of(
+def build_profile(
     trace: Trace,
     *,
     times_s: Sequence[float],
@@ -200,7 +200,7 @@ def profile_of(
     origin: str = "",
     power: Power | None = None,
 ) -> Profile:
-    """Return the profile that follows from what was measured."""
+    """Return the profile with the costs of measured times and paging."""
     power = power or NOMINAL
     costs = Costs.from_arrays(
         trace.graph,
@@ -219,23 +219,25 @@ def profile_of(
     )
 
 
-def _page_costs(trace: Trace, way: TransferTime, power_w: float) -> list[tuple[float, float]]:
-    """Return time and energy of a page of each tensor in one direction [s, J]."""
-    times_s = map(way.time_s, trace.graph.tensor_bytes)
+def _page_costs(trace: Trace, transfer: TransferTime, power_w: float) -> list[tuple[float, float]]:
+    """Return time and energy of a transfer of each tensor in one direction [s, J]."""
+    times_s = map(transfer.time_s, trace.graph.tensor_bytes)
     return [(time_s, time_s * power_w) for time_s in times_s]
 
 
-def _check(trace: object, repeats: object, threads: object) -> None:
+def _check_arguments(trace: object, repeats: object, threads: object) -> None:
     if not isinstance(trace, Trace):
-        raise InputError(f"expected what `trace` returns, got {shown(trace)}")
+        raise InputError(f"expected the result of `trace`, got {shown(trace)}")
     for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
         if type(value) is not int or value < 1:
             raise InputError(f"{name}: expected a whole number from 1, got {shown(value)}")
     joint = trace.joint
-    kinds = {joint.value(argument).device.type for argument in joint.of(InputKind.PARAMETER)}
+    kinds = {
+        joint.value(argument).device.type for argument in joint.arguments_of(InputKind.PARAMETER)
+    }
     if kinds != {"cpu"}:
         raise InputError(
-            f"{joint.name}: only steps on the cpu can be measured, and its parameters are on "
+            f"{joint.name}: only steps on the cpu can be measured, but its parameters are on "
             f"{' and '.join(sorted(kinds))}; estimate its costs for a device instead"
         )
 
@@ -243,23 +245,23 @@ def _check(trace: object, repeats: object, threads: object) -> None:
 # -- times of operations ----------------------------------------------------------------------
 
 
-def unit_times_s(
+def measure_operation_times(
     joint: Joint,
-    parts: CapturedGraph,
+    step_graph: CapturedGraph,
     *,
     repeats: int = 5,
-    most_s: float = math.inf,
+    max_s: float = math.inf,
     threads: int = 1,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the times of operations, with the views of their inputs, and of whole steps [s].
+    """Measure the time of each operation, with the views of its inputs, and of whole steps [s].
 
-    Whole steps are repeated, not single operations: an operation that runs again and again on the
-    same inputs finds them in the cache, which it does not in a training step. Of expensive
-    operations of one form the first in a step is timed for all. The least of all steps is taken
-    because whatever else the machine does only adds. With one thread its processor time is taken,
-    which does not run while other programs have the core; with more, the time of the wall clock.
+    Whole steps are repeated instead of single operations, because a repeated operation would find
+    its inputs in the CPU cache, unlike in a training step. Of expensive operations with equal
+    shapes the first in a step is timed. The minimum over all steps counts, because other load only
+    adds time. With one thread its CPU time is measured, which excludes other programs; with several
+    threads the wall-clock time.
     """
-    least: dict[fx.Node, float] = {}
+    shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
     clock = thread_time if threads == 1 else perf_counter
     now: dict[fx.Node, float] = {}
@@ -267,9 +269,9 @@ def unit_times_s(
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         work = partial(call, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
-            # A program writes over state and gradient; here others read them.
+            # A program overwrites state and gradient; here other operations read them.
             state, gradients, *others = arguments
-            own = (copies(state), copies(gradients), *others)
+            own = (copy_tensors(state), copy_tensors(gradients), *others)
             work = partial(node.target.replace, *own, owned=True)
         begin = clock()
         value = work()
@@ -279,27 +281,29 @@ def unit_times_s(
     begin = perf_counter()
     with limited_threads(threads):
         while len(steps_s) < repeats and (
-            len(steps_s) < LEAST_STEPS or perf_counter() - begin < most_s
+            len(steps_s) < MIN_STEPS or perf_counter() - begin < max_s
         ):
             now.clear()
-            like = sampled(joint, execute)
-            now.update({node: now[first] for node, first in like.items()})
-            steps_s.append(sum(_of_units(parts, now)))
-            for node, took_s in now.items():
-                least[node] = min(took_s, least.get(node, took_s))
-    return tuple(_of_units(parts, least)), tuple(steps_s)
+            replaced = replay_sampled(joint, execute)
+            now.update({node: now[executed] for node, executed in replaced.items()})
+            steps_s.append(sum(_operation_times(step_graph, now)))
+            for node, time_s in now.items():
+                shortest_s[node] = min(time_s, shortest_s.get(node, time_s))
+    return tuple(_operation_times(step_graph, shortest_s)), tuple(steps_s)
 
 
-def _of_units(parts: CapturedGraph, times_s: Mapping[fx.Node, float]) -> Iterator[float]:
-    """Yield the time of each operation with the views of its inputs [s]."""
-    for operation in parts.operations:
+def _operation_times(
+    step_graph: CapturedGraph, times_s: Mapping[fx.Node, float]
+) -> Iterator[float]:
+    """Yield the time of each operation with the views of its inputs; 0 for sources [s]."""
+    for operation in step_graph.operations:
         views_s = (times_s[view] for view in operation.reads.views)
         yield 0.0 if operation.is_source else times_s[operation.node] + sum(views_s)
 
 
 def limited_threads(threads: int) -> AbstractContextManager[None]:
-    """Let PyTorch compute with so many threads inside."""
-    return temporarily(torch.set_num_threads, threads, torch.get_num_threads())
+    """Context manager that sets the number of PyTorch's threads."""
+    return temporary_setting(torch.set_num_threads, threads, torch.get_num_threads())
 
 
 # -- times of pages ---------------------------------------------------------------------------
@@ -310,24 +314,24 @@ SIZES_BYTES: Final = tuple(4096 * 4**k for k in range(7))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTime:
-    """The time of one direction: latency plus bytes over rate."""
+    """The time of transfers in one direction: latency plus bytes over rate."""
 
     latency_s: float
     bytes_per_s: float
 
     def time_s(self, size_bytes: int) -> float:
-        """Return the time of a page [s]."""
+        """Return the time of one transfer [s]."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paging:
-    """Paging costs of a folder."""
+    """Measured transfer times of a folder."""
 
     page_in: TransferTime
     page_out: TransferTime
     cold: bool
-    """Whether reads came from the medium; False where the cache could not be emptied."""
+    """Whether reads came from the medium; False if the file cache could not be emptied."""
     folder: str
 
 
@@ -336,27 +340,31 @@ def measure_paging(
 ) -> Paging:
     """Measure page-out and page-in in a folder, for pages of two or more sizes.
 
-    A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the medium has the bytes, and
-    the copy in the file cache is dropped after it (``POSIX_FADV_DONTNEED``); a page-in then reads
-    from the medium. Both take the checksum of the page, as steps do. The median is taken, and not
-    the least as for operations: what a medium takes varies by itself, and a step pays for all of
-    it. Whether the cache was empty is tried with a read that may not wait (``RWF_NOWAIT``). Latency
-    and rate are fitted to the relative deviations, so that small pages count as much as large ones.
+    A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the bytes are on the medium.
+    Then its copy in the file cache is dropped (``POSIX_FADV_DONTNEED``), so that a page-in reads
+    from the medium. Both include the page's checksum, as in steps. The median counts, instead of
+    the minimum as for operations, because the medium's time varies and a step takes all of it. A
+    read that may not wait (``RWF_NOWAIT``) tests whether the cache was empty. The fit of latency
+    and rate minimizes relative deviations, so that small pages weigh as much as large ones.
+
+    Raises `InputError` if the folder cannot be written or lacks free bytes.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
-            return _measure(file.fileno(), str(folder), repeats, sorted(sizes_bytes))
+            return _measure_transfers(file.fileno(), str(folder), repeats, sorted(sizes_bytes))
     except OSError as error:
         needed = format_bytes(max(sizes_bytes))
         raise InputError(
-            f"{folder}: pages cannot be timed here ({error.strerror or error}); give a folder "
-            f"that exists, can be written and has {needed} free"
+            f"{folder}: pages cannot be timed here ({error.strerror or error}); use a folder that "
+            f"exists, is writable and has {needed} free"
         ) from None
 
 
-def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]) -> Paging:
+def _measure_transfers(
+    descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]
+) -> Paging:
     written, read = [], []
-    # Unmapped with its last view: after an error some are still held.
+    # Unmapped with its last view, because after an error some views still exist.
     memory = memoryview(mmap.mmap(-1, max(sizes_bytes)))
     memory[:] = os.urandom(4096) * (max(sizes_bytes) // 4096) + bytes(max(sizes_bytes) % 4096)
     os.pwrite(descriptor, memory, 0)
@@ -371,7 +379,7 @@ def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[i
             outs.append(perf_counter() - begin)
             begin = perf_counter()
             if read_page(descriptor, page, 0) < size:
-                raise OSError("the file is shorter than what was written to it")
+                raise OSError("the file is shorter than the data written to it")
             checksum(page)
             ins.append(perf_counter() - begin)
         written.append(median(outs))
@@ -379,30 +387,30 @@ def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[i
     write_page(descriptor, memory[: min(sizes_bytes)], 0)
     cold = _is_cold(descriptor)
     return Paging(
-        page_in=fitted(sizes_bytes, read),
-        page_out=fitted(sizes_bytes, written),
+        page_in=fit_transfer_time(sizes_bytes, read),
+        page_out=fit_transfer_time(sizes_bytes, written),
         cold=cold,
         folder=folder,
     )
 
 
 def _is_cold(descriptor: int) -> bool:
-    """Whether the first block of a file is not in the file cache."""
+    """Return whether the first block of a file is absent from the file cache; False if unknown."""
     try:
         return os.preadv(descriptor, [bytearray(4096)], 0, os.RWF_NOWAIT) == 0
     except BlockingIOError:
         return True
-    except OSError:  # the file system does not know such reads: nothing is proven
+    except OSError:  # the file system does not support such reads
         return False
 
 
-def fitted(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
+def fit_transfer_time(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
     """Fit latency and rate to measured times, by least squares of the relative deviations."""
     sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_s, float)
     columns = np.stack([1 / times, sizes / times], axis=1)
     (latency_s, slope), *_ = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)
     if latency_s < 0 or slope <= 0:
-        # A line through the origin: the rate that fits best without a latency.
+        # A line through the origin: the best rate without latency.
         ratio = sizes / times
         latency_s, slope = 0.0, float(ratio.sum() / (ratio**2).sum())
     return TransferTime(latency_s=float(latency_s), bytes_per_s=1 / float(slope))

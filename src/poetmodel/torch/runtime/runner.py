@@ -1,4 +1,4 @@
-"""A plan as one training step: its program as Python, run so that all happens or nothing does."""
+"""Execution of a plan as one training step, which either completes or changes nothing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 TORN: Final = (
-    "the step updates parameters as soon as it can: some may have been updated, and others not"
+    "the step updates parameters as early as possible: some may have been updated, others not"
 )
-"""Note on a step that fails if updates are part of it."""
+"""Note for a failed step with updates that cannot be rolled back."""
 
 
 _RETURNED: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
@@ -43,11 +43,22 @@ _RETURNED: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
 class Runner:
     """A captured step with its compiled program and its page file.
 
-    `plan` is valid. `numbers` has for each tensor of its graph the number of the storage; `program`
-    is the plan's in operations, where its nodes are not the same. With `rollback` gradients that
-    are added to existing ones wait for the end of steps that page; where updates are part of the
-    step, and there is a folder, a step that fails leaves state as it was. The files are made in
-    `folder`; `homes` is the state file of the same step with other inputs, if there is one.
+    Parameters
+    ----------
+    trace : Trace
+    plan : Plan
+        A valid plan.
+    numbers : sequence of int
+        Storage index of each tensor of the plan's graph.
+    program : Program, optional
+        The plan's program with operation indices, if these differ from the node indices.
+    folder : str or Path, optional
+        Folder of the page file and the state file.
+    rollback : bool
+        Whether a failed step changes nothing. Gradients are then added to existing ones only at the
+        end of steps that page. If updates are part of the step, state is restored from `folder`.
+    homes : StateStore, optional
+        State file of the same step with other inputs, to be shared.
     """
 
     def __init__(
@@ -71,45 +82,54 @@ class Runner:
         self.program = writer.write()
         self.file: PageFile | None = None
         self.homes = homes
-        away = self.program.homes
-        paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(away)
+        on_storage = self.program.homes
+        paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(on_storage)
         if paged:
-            self.file = PageFile(folder or ".", (trace.parts.storages[i] for i in sorted(paged)))
-        kept = trace.joint.optimizer is not None and folder is not None and rollback
-        if homes is None and (away or kept):
-            on_storage = frozenset(away.values())
-            self.homes = StateStore(trace, on_storage, folder=folder or ".", rollback=rollback)
+            pages = (trace.step_graph.storages[i] for i in sorted(paged))
+            self.file = PageFile(folder or ".", pages)
+        rolls_back = trace.joint.optimizer is not None and folder is not None and rollback
+        if homes is None and (on_storage or rolls_back):
+            states = frozenset(on_storage.values())
+            self.homes = StateStore(trace, states, folder=folder or ".", rollback=rollback)
         view = {} if self.homes is None else self.homes.view(trace)
-        self._away = {index: view[number] for index, number in away.items()}
-        """The numbers in the state file of state on storage, and of what replaces it."""
-        self.waits = rollback and (self.file is not None or bool(trace.joint.checked))
-        """Whether gradients that are added to existing ones wait for the end of the step."""
+        self._file_numbers = {index: view[number] for index, number in on_storage.items()}
+        """Number in the state file of each state on storage and of its replacement."""
+        self.delays_gradients = rollback and (
+            self.file is not None or bool(trace.joint.finite_check_lines)
+        )
+        """Whether gradients are added to existing ones only at the end of the step."""
         joint = trace.joint
         indices = {argument.node: index for index, argument in enumerate(joint.arguments)}
-        self._places = _gradient_places(trace, indices)
-        """Where gradients go, by the number of their output, in the order they come."""
-        held = [output.result for output in self.program.held.values()]
-        self._returned = [held.index(r) for r in joint.results if r.kind in _RETURNED]
-        """Which of what is held a step returns: the loss first."""
-        self._checks = [k for k, result in enumerate(held) if result.kind is OutputKind.CHECK]
-        targets = {k: result.target for k, result in enumerate(held)}
+        self._targets = _gradient_targets(trace, indices)
+        """Target of each gradient, by output index, in the order of completion."""
+        results = [output.result for output in self.program.end_results.values()]
+        self._returned = [results.index(r) for r in joint.results if r.kind in _RETURNED]
+        """Positions among the end results that a step returns: the loss first."""
+        self._checks = [k for k, result in enumerate(results) if result.kind is OutputKind.CHECK]
+        targets = {k: result.target for k, result in enumerate(results)}
         self._changed = {k: indices[t.node] for k, t in targets.items() if t is not None}
-        """Which of what is held goes to which arguments at the end of a step."""
-        self._random = any(operation.is_random for operation in trace.parts.operations)
-        self._owned = [indices[argument.node] for argument in joint.owned]
-        self._inputs = [(indices[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
-        lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
-        self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
-        """Arguments that are the same in each step; None for others."""
-        direct = trace.parts.direct
-        unread = [
-            indices[a.node] for a in joint.arguments if direct.get(a.node, (None,))[0] in self._away
+        """For end results that are new values: the argument into which they are copied."""
+        self._random = any(operation.is_random for operation in trace.step_graph.operations)
+        self._module_indices = [indices[argument.node] for argument in joint.module_arguments]
+        self._inputs = [
+            (indices[a.node], a.position) for a in joint.arguments_of(InputKind.USER_INPUT)
         ]
-        self._state = None if joint.optimizer is None else OptimizerState(joint, away=unread)
+        constant_kinds = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
+        self._fixed = [
+            joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
+        ]
+        """Arguments that are equal in each step; None for others."""
+        direct = trace.step_graph.direct
+        unread = [
+            indices[a.node]
+            for a in joint.arguments
+            if direct.get(a.node, (None,))[0] in self._file_numbers
+        ]
+        self._state = None if joint.optimizer is None else OptimizerState(joint, on_storage=unread)
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes written and read by all steps so far, as planned [B]."""
+        """Bytes written and read by all steps so far, without mirrored state [B]."""
         written, read = -self.mirrored_bytes, 0
         for file in (self.file, None if self.homes is None else self.homes.file):
             if file is not None:
@@ -118,198 +138,205 @@ class Runner:
 
     @property
     def mirrored_bytes(self) -> int:
-        """Bytes of state with a home in RAM written by all steps so far, for a rollback [B]."""
+        """Bytes of state in RAM that all steps so far wrote to storage for rollback [B]."""
         return 0 if self.homes is None else self.homes.mirrored_bytes
 
     @property
-    def away_bytes(self) -> int:
-        """The size of the state that has its home on storage [B]."""
+    def state_on_storage_bytes(self) -> int:
+        """Bytes of state with its home on storage [B]."""
         numbers = set(self.program.homes.values())
-        return sum(self.trace.parts.storages[number].bytes for number in numbers)
+        return sum(self.trace.step_graph.storages[number].bytes for number in numbers)
 
     def trial(self) -> AbstractContextManager[None]:
-        """Run steps that count for nothing: the state of before is put back in the end."""
+        """Context manager for trial steps: restores the state on storage at the end."""
         if self.homes is None:
             return nullcontext()
         self.move_state()
         return self.homes.trial()
 
     def move_state(self) -> None:
-        """Let state that a plan has on storage be there, and the rest in RAM."""
+        """Move state to the homes of the plan: storage or RAM."""
         if self.homes is not None:
-            self.homes.begin(frozenset(self._away.values()))
+            self.homes.begin(frozenset(self._file_numbers.values()))
 
     def close(self) -> None:
-        """Remove the page file; state stays where it is."""
+        """Remove the page file; the state file remains."""
         if self.file is not None:
             self.file.close()
 
-    def __call__(self, inputs: Sequence[Any], *, waits: bool | None = None) -> Any:
-        """Run one step on flat inputs; return its loss, or what the model returns.
+    def __call__(self, inputs: Sequence[Any], *, delays_gradients: bool | None = None) -> Any:
+        """Execute one step on flat inputs; return its loss, or the model's output.
 
-        `waits` goes before the field.
+        Changes gradients, buffers and the random state, and parameters and moments if updates are
+        part of the step. `delays_gradients` overrides the attribute.
 
-        Raises `PageError` if a page is lost; parameters, gradients, buffers and the state of the
-        random generator are as before the step then.
+        Raises `PageError` if a page is lost, and `CaptureError` if a check for finite numbers
+        fails. Parameters, gradients, buffers and the random state are then unchanged, or the error
+        has the note `TORN`.
         """
         self.move_state()
         values = self._values(inputs)
         if self._state is not None:
-            values.append(self._state.fill(values))
-        gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
+            values.append(self._state.fill_arguments(values))
+        delays = self.delays_gradients if delays_gradients is None else delays_gradients
+        gradients = Gradients(self._targets, values, delayed=delays)
         before = torch.default_generator.get_state() if self._random else None
         try:
-            held = self.run(values, gradients.emit)
+            results = self.run(values, gradients.add)
             if self._state is not None:
-                self._state.keep(values)
+                self._state.store_first_moments(values)
             if self.homes is not None:
                 self.homes.commit()
         except BaseException as error:
             if before is not None:
                 torch.default_generator.set_state(before)
-            self._put_back(error)
+            self._restore_state(error)
             raise
         with torch.no_grad():
             gradients.commit()
             if self._changed:
-                new = [held[k] for k in self._changed]
+                new = [results[k] for k in self._changed]
                 torch._foreach_copy_([values[index] for index in self._changed.values()], new)
-        loss, *others = [held[k] for k in self._returned]
-        # What the model returns may be an argument as it is.
-        return self.trace.joint.returned(loss, [value.detach() for value in others])
+        loss, *others = [results[k] for k in self._returned]
+        # An output of the model may be an argument itself.
+        return self.trace.joint.build_output(loss, [value.detach() for value in others])
 
-    def _put_back(self, error: BaseException) -> None:
-        """Put back the state of before a step that failed, or say that it is torn."""
+    def _restore_state(self, error: BaseException) -> None:
+        """Restore the state before a failed step, or add the note `TORN` to its error."""
         if self.homes is not None:
             self.homes.rollback()
         if self._state is not None and not (self.homes is not None and self.homes.has_two):
             error.add_note(TORN)
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the present objects of the arguments, in their order."""
+        """Return the current values of the arguments, in order."""
         values: list[Any] = self._fixed.copy()
-        for index, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
+        tensors = self.trace.joint.module_tensors()
+        for index, value in zip(self._module_indices, tensors, strict=True):
             values[index] = value
         for index, position in self._inputs:
             values[index] = inputs[position]
         return values
 
     def run(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
-        """Run the program on the values of the arguments; return those of ``program.held``.
+        """Execute the program on the values of the arguments; return ``program.end_results``.
 
-        `emit` is called with the number of an output and its gradient, once for each. Nothing but
-        the state of the random generator changes outside of the program, and state that is updated.
+        `emit` is called once per gradient, with its output index. Outside of the program only the
+        random state changes, and state that is updated.
         """
         pages = self._pages()
         try:
             plain = torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - its only name
-            with torch.no_grad(), plain:  # gradients are plain tensors whatever inputs are
-                held = list(self.program.function(values, emit, pages))
-                self._check(held)
+            with torch.no_grad(), plain:  # gradients are plain tensors, whatever inputs are
+                results = list(self.program.function(values, emit, pages))
+                self._check(results)
         except BaseException as error:
-            # The frames of the program would hold its tensors for as long as the exception lives.
+            # Otherwise the exception would hold the tensors in the program's frames.
             traceback.clear_frames(error.__traceback__)
             raise
-        return held
+        return results
 
-    def _check(self, held: Sequence[torch.Tensor]) -> None:
-        """Raise `CaptureError` where numbers are not what the step took them for."""
-        if not all(held[k] for k in self._checks):
+    def _check(self, results: Sequence[torch.Tensor]) -> None:
+        """Raise `CaptureError` if a check for finite numbers has failed."""
+        if not all(results[k] for k in self._checks):
             joint = self.trace.joint
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
-                f"inverted, where the model asks for it, at {listed(joint.checked)}, and a step "
-                "does only what follows where all is well; nothing has changed: leave this batch "
-                "out, or run it with eager PyTorch"
+                f"inverted. The model tests this at {listed(joint.finite_check_lines)}, and a step "
+                "supports only passed tests; nothing has changed: leave this batch out, or run it "
+                "with eager PyTorch"
             )
 
     def _pages(self) -> Pages | None:
+        """Return the pages of a step, after a check of the page file; None without files."""
         if self.file is None and self.homes is None:
             return None
         if self.file is not None:
             self.file.check()
         if self.homes is None:
             return Pages(self.file)
-        return Pages(self.file, state=self.homes.file, homes=self._away)
+        return Pages(self.file, state=self.homes.file, homes=self._file_numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where the gradient of one output goes."""
+class GradientTarget:
+    """The argument whose ``.grad`` receives the gradient of one output."""
 
     argument: int
     key: int
-    """The same for all gradients of one weight, which has several if it is used by several names;
-    they are summed before anything else, as PyTorch does."""
-    last: bool
-    """Whether no other one of its key comes after it."""
-    alone: bool
-    """Whether nobody else reads the memory that it lies in."""
+    """Equal for all gradients of one weight; there are several if it is used by several names.
+    They are summed first, as PyTorch does."""
+    is_last: bool
+    """Whether it is the last gradient of its key."""
+    is_sole_reader: bool
+    """Whether nothing else reads the gradient's storage."""
 
 
 class Gradients:
-    """The gradients of one step on their way into ``.grad``.
+    """The gradients of one step, which are stored in or added to ``.grad``.
 
-    Where there was no gradient the new one takes its place when the step is done. Where there was
-    one, the new one is added to it: at once, or at the end where pages could still fail.
+    A target without gradient gets the new one when the step is complete. Otherwise the new gradient
+    is added to the existing one: at once, or at the end if pages could still fail.
     """
 
-    def __init__(self, places: Mapping[int, Place], values: Sequence[Any], *, waits: bool) -> None:
-        self._places = places
+    def __init__(
+        self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, delayed: bool
+    ) -> None:
+        self._targets = targets
         self._values = values
-        self._waits = waits
+        self._delayed = delayed
         self._sums: dict[int, torch.Tensor] = {}
-        """Values so far, by the key of their place."""
+        """Sums so far, by the key of their target."""
 
-    def emit(self, number: int, value: torch.Tensor) -> None:
-        """Take a gradient."""
-        destination = self._places[number]
-        target = self._values[destination.argument]
-        total = self._sums.pop(destination.key, None)
+    def add(self, number: int, value: torch.Tensor) -> None:
+        """Add a gradient to the sum of its key, or to an existing ``.grad``."""
+        gradient_target = self._targets[number]
+        target = self._values[gradient_target.argument]
+        total = self._sums.pop(gradient_target.key, None)
         if total is not None:
             value = total.add_(value)
-        if destination.last and target.grad is not None and not self._waits:
+        if gradient_target.is_last and target.grad is not None and not self._delayed:
             target.grad.add_(value)
             return
-        # A gradient that fills its memory, in the order of its weight, is handed out as it is.
-        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        own = destination.alone and whole and value.stride() == target.stride()
+        # A gradient that fills its memory with the strides of its weight needs no copy.
+        fills = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        own = gradient_target.is_sole_reader and fills and value.stride() == target.stride()
         if total is None and not own:
             value = torch.empty_like(target, requires_grad=False).copy_(value)
-        self._sums[destination.key] = value
+        self._sums[gradient_target.key] = value
 
     def commit(self) -> None:
-        """Hand out what has waited."""
-        for destination in self._places.values():
-            if not destination.last or destination.key not in self._sums:
+        """Store the remaining gradients in ``.grad``, or add them to existing ones."""
+        for gradient_target in self._targets.values():
+            if not gradient_target.is_last or gradient_target.key not in self._sums:
                 continue
-            value = self._sums.pop(destination.key)
-            target = self._values[destination.argument]
+            value = self._sums.pop(gradient_target.key)
+            target = self._values[gradient_target.argument]
             if target.grad is None:
                 target.grad = value
             else:
                 target.grad.add_(value)
 
 
-def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, Place]:
-    """Return the place of each gradient, by the number of its output, in the order they come."""
-    parts = trace.parts
-    readers = [operation.reads for operation in parts.operations]
-    readers += [output.reads for output in parts.outputs]
-    read = Counter(number for reads in readers for number in reads.storages)
+def _gradient_targets(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, GradientTarget]:
+    """Return the target of each gradient, by output index, in the order of completion."""
+    step_graph = trace.step_graph
+    readers = [operation.reads for operation in step_graph.operations]
+    readers += [output.reads for output in step_graph.outputs]
+    counts = Counter(number for reads in readers for number in reads.storages)
     targets = {
         number: output.result.target
-        for number, output in enumerate(parts.outputs)
-        if not output.held and output.result.target is not None
+        for number, output in enumerate(step_graph.outputs)
+        if not output.is_returned_at_end and output.result.target is not None
     }
     keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
-    final = {key: number for number, key in keys.items()}
+    last = {key: number for number, key in keys.items()}
     return {
-        number: Place(
+        number: GradientTarget(
             argument=arguments[targets[number].node],
             key=key,
-            last=final[key] == number,
-            alone=[read[i] for i in parts.outputs[number].reads.storages] == [1],
+            is_last=last[key] == number,
+            is_sole_reader=[counts[i] for i in step_graph.outputs[number].reads.storages] == [1],
         )
         for number, key in keys.items()
     }

@@ -12,7 +12,7 @@ from poetmodel.export.state import read_state, state_paths, state_tensors, write
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.int8.training import TrainedLayer
 from poetmodel.torch.state.recovery import check_kind
-from poetmodel.torch.step.optimizers import OptimizerSlot, rules_of
+from poetmodel.torch.step.optimizers import OptimizerSlot, group_rules
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _moments(
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
     groups = () if optimizer is None else optimizer.param_groups
     trained = {id(p) for group in groups for p in group["params"]}
-    rules = () if optimizer is None else rules_of(optimizer)
+    rules = () if optimizer is None else group_rules(optimizer)
     moments = {id(p): rule.moments for rule, parameters in rules for p in parameters}
     for name in sorted(names):
         of, _, key = name.rpartition(".")

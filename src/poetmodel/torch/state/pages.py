@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from poetmodel.errors import InputError
-from poetmodel.plan.alignment import aligned
+from poetmodel.plan.alignment import round_up
 from poetmodel.torch.errors import PageError
 from poetmodel.units import format_bytes
 
@@ -104,7 +104,7 @@ class PageFile(ScratchFile):
         """First byte in the file of each storage, by its number."""
         self.bytes = 0
         for index, storage in self.storages.items():
-            self.offsets[index] = aligned(self.bytes, ALIGNMENT_BYTES)
+            self.offsets[index] = round_up(self.bytes, ALIGNMENT_BYTES)
             self.bytes = self.offsets[index] + storage.bytes
         self._closed = False
         super().__init__(folder)
@@ -372,7 +372,7 @@ class Memory:
     """Memory of some bytes, at least one; in RAM and zero in the beginning."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._span = aligned(size_bytes, PAGE_BYTES)
+        self._span = round_up(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)
         # The storage holds the array, and every tensor in it the storage.

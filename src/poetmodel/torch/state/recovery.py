@@ -27,7 +27,7 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import blank, bytes_of, checksum, read_page
-from poetmodel.torch.step.optimizers import Optimizers, each_of, owner_of, rules_of
+from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, members_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def recover(
         nothing is loaded then.
     """
     check_kind("model", model, torch.nn.Module)
-    for each in each_of(Optimizers.of(optimizer)):
+    for each in members_of(Optimizers.combine(optimizer)):
         check_kind("optimizer", each, torch.optim.Optimizer)
     loaded = _LOADED.pop(model, None)
     if loaded is not None:
@@ -110,7 +110,7 @@ class _Targets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
-        self.optimizer = optimizer = Optimizers.of(optimizer)
+        self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
         for prefix, module in modules.items():
@@ -119,7 +119,7 @@ class _Targets:
             self._tensors |= {(InputKind.PARAMETER, path): value for path, value in parameters}
             self._tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
         self._moments = {
-            id(p): rule.moments for rule, parameters in rules_of(optimizer) for p in parameters
+            id(p): rule.moments for rule, parameters in group_rules(optimizer) for p in parameters
         }
         """State of the optimizer for each parameter, as far as that is known."""
 
@@ -167,7 +167,7 @@ class _Targets:
             elif wanted and not (keys & set(wanted)) - {"step"}:
                 yield (
                     f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
-                    f"optimizer {type(owner_of(self.optimizer, parameter)).__name__} keeps "
+                    f"optimizer {type(find_owner(self.optimizer, parameter)).__name__} keeps "
                     f"{listed(sorted(wanted))}"
                 )
 
@@ -180,7 +180,7 @@ class _Targets:
             if value is not None:
                 owner.data.copy_(value)
             return
-        state = owner_of(self.optimizer, owner).state
+        state = find_owner(self.optimizer, owner).state
         if value is not None:
             state[owner][tensor.key] = value
         elif owner in state:

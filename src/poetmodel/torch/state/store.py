@@ -74,7 +74,7 @@ class _State:
         if self.moment is None:
             self.find().data = value
         else:
-            self.moment.keep(value)
+            self.moment.store(value)
 
 
 class StateStore:
@@ -153,7 +153,7 @@ class StateStore:
             return
         for state in self._states.values():
             if state.moment is not None and state.is_absent and state.moment.key == "sum":
-                state.moment.keep(state.find())  # a first step adds to it
+                state.moment.store(state.find())  # a first step adds to it
         try:
             self._take_over()
         except BaseException:
@@ -212,7 +212,7 @@ class StateStore:
                 continue
             if not self.file.contains(index):
                 if state.moment is not None:
-                    state.moment.drop()
+                    state.moment.remove()
                 continue
             value = state.find()
             held, copied = blank(state.tensor.storage)
@@ -304,7 +304,7 @@ def _states(trace: Trace) -> Iterator[_State]:
     module = trace.joint.module
     seen = {storage_key(state.find()) for state in states if state.moment is None}
     kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
-    index = len(trace.parts.storages)
+    index = len(trace.step_graph.storages)
     for kind, named in kinds.items():
         for path, value in named():
             if storage_key(value) in seen or value.device.type != "cpu" or not value.nbytes:
@@ -324,15 +324,19 @@ def _states(trace: Trace) -> Iterator[_State]:
 
 def _of_step(trace: Trace) -> Iterator[_State]:
     """Yield the state that a step reads; of what has several names the first."""
-    joint, storages = trace.joint, trace.parts.storages
+    joint, storages = trace.joint, trace.step_graph.storages
     updated = {storage.replaces for storage in storages}
     paths: dict[int, str] = {}
     seen = set()
     for argument in joint.arguments:
-        if argument.kind not in _STATE or argument.node not in trace.parts.direct:
+        if argument.kind not in _STATE or argument.node not in trace.step_graph.direct:
             continue
-        index, _ = trace.parts.direct[argument.node]
-        moment = argument.held if isinstance(argument.held, OptimizerSlot) else None
+        index, _ = trace.step_graph.direct[argument.node]
+        moment = (
+            argument.optimizer_value
+            if isinstance(argument.optimizer_value, OptimizerSlot)
+            else None
+        )
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
             paths.setdefault(id(find()), argument.target)

@@ -1,1 +1,1 @@
-"""The step to be scheduled: operations, tensors, updates, the graph that the solver decides on."""
+"""The training step as operations and tensors, optimizer updates, and the graph to be solved."""

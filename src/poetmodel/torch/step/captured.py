@@ -1,4 +1,4 @@
-"""A captured step as a graph of operations, and what it hands out."""
+"""A captured step as a graph of operations and its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poetmodel.torch.capturing.joint_graph import (
     OutputSpec,
     shown_path,
 )
-from poetmodel.torch.capturing.replay import profiles_on_inputs
+from poetmodel.torch.capturing.replay import profile_on_inputs
 from poetmodel.torch.graph.profiles import OpProfiler
 from poetmodel.torch.graph.step_graph import StepGraph
 
@@ -31,71 +31,85 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """When and from what a result is handed out."""
+    """A result of a step: the storages it is read from, and when they exist."""
 
     result: OutputSpec
     reads: Reads
-    after: int | None
-    """The operation after which it is there; None where it is an argument or a view of one."""
+    completed_by: int | None
+    """Index of the last operation that makes a storage it reads; None for arguments and views."""
 
     @property
-    def held(self) -> bool:
-        """Whether it is handed out at the end of the step, as the loss and new buffers are."""
+    def is_returned_at_end(self) -> bool:
+        """Whether it is returned at the end of the step, like the loss and new buffer values."""
         return self.result.kind is not OutputKind.GRADIENT
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, found by running it once on the inputs of the capture.
+    """The operations of a captured step, profiled by running it once on the captured inputs.
 
-    A backward operation belongs to the module of the forward operation whose sequence number it
-    carries. A sum of gradients carries none of its own: it belongs to the innermost module that
-    holds all that it adds. Raises `CaptureError` if an operation fails, or returns an input beside
-    something new. The profiles that are `known` of an earlier capture of the same graph, by place
-    there, spare the run. Workspaces are 0 unless they are `measured`.
+    A backward operation belongs to the module of the forward operation with the same sequence
+    number. A sum of gradients has no number, and belongs to the innermost module around all its
+    summands.
+
+    Parameters
+    ----------
+    joint : Joint
+    known : mapping, optional
+        Profiles from an earlier capture of the same graph, by position in that graph. If given,
+        the step is not run.
+    measured : bool
+        Whether to measure workspaces; otherwise they are 0.
+
+    Raises
+    ------
+    CaptureError
+        If an operation fails, or returns an input together with new memory.
     """
 
     def __init__(
         self, joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
     ) -> None:
         self._joint = joint
-        self._paths = _all_paths(joint)
-        self._backward = _behind_tangents(joint)
+        self._paths = _module_paths(joint)
+        self._backward = _tangent_descendants(joint)
         nodes = list(joint.graph_module.graph.nodes)
         if known is None:
-            found = profiles_on_inputs(joint, self._profiler(measured=measured))
+            found = profile_on_inputs(joint, self._profiler(measured=measured))
             known = {k: found[n] for k, n in enumerate(nodes) if n in found}
         self.profiles = {k: profile for k, profile in known.items() if profile.sizes_bytes}
-        """Profiles of the operations, by their place in the captured graph."""
+        """Profiles of the operations, by their position in the captured graph."""
         super().__init__(
             joint.graph_module.graph,
             {nodes[k]: profile for k, profile in self.profiles.items()},
             name=joint.name,
         )
-        self._end()
+        self._finish_operations()
         self.outputs: list[StepOutput] = []
-        """One per result, in the order in which they come; those of arguments at the end."""
+        """One per result, ordered by the operation that completes it; arguments come last."""
         for result in joint.results:
             reads = self.reading((result.node,))
-            after = max((self.storages[k].operation for k in reads.storages), default=None)
-            self.outputs.append(StepOutput(result=result, reads=reads, after=after))
-        self.outputs.sort(key=lambda o: len(self.operations) if o.after is None else o.after)
+            maker = max((self.storages[k].operation for k in reads.storages), default=None)
+            self.outputs.append(StepOutput(result=result, reads=reads, completed_by=maker))
+        self.outputs.sort(
+            key=lambda o: len(self.operations) if o.completed_by is None else o.completed_by
+        )
 
     def _profiler(self, *, measured: bool) -> OpProfiler:
         """Return the profiler that runs the operations."""
         return OpProfiler(measured=measured)
 
-    def _end(self) -> None:
-        """Do what comes after the operations, and before their results are looked for."""
+    def _finish_operations(self) -> None:
+        """Change operations after they are complete and before results are read; a hook."""
 
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of an operation."""
+        """Return BACKWARD, LOSS or FORWARD for a node."""
         if _is_tagged_backward(node) or node in self._backward:
             return Phase.BACKWARD
         path = self._paths.get(node, BODY)
         return Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of the module that an operation is of."""
+        """Return the path of the module that a node belongs to, as users see it."""
         path = self._paths.get(node, BODY)
         return shown_path(path) if path else LOSS
 
@@ -103,15 +117,17 @@ class CapturedGraph(StepGraph):
 # -- names and phases ---------------------------------------------------------------------------
 
 
-def _all_paths(joint: Joint) -> dict[fx.Node, str]:
-    """Return the path of the module of each operation, where it is known."""
+def _module_paths(joint: Joint) -> dict[fx.Node, str]:
+    """Return the path of each node's module; nodes of unknown modules are missing."""
     by_number: dict[int, str] = {}
     paths: dict[fx.Node, str] = {}
     for node in joint.graph_module.graph.nodes:
         path = node.meta.get("custom", {}).get(ANNOTATION)
         number = node.meta.get("seq_nr")
         if path is None and node.meta.get("is_gradient_acc", False):
-            path = _common([paths[source] for source in node.all_input_nodes if source in paths])
+            path = _common_module(
+                [paths[source] for source in node.all_input_nodes if source in paths]
+            )
         elif path is None:
             path = by_number.get(number)
         elif number is not None and not _is_tagged_backward(node):
@@ -121,16 +137,16 @@ def _all_paths(joint: Joint) -> dict[fx.Node, str]:
     return paths
 
 
-def _common(paths: Sequence[str]) -> str | None:
-    """Return the innermost module that holds all of some modules."""
-    parts = [path.split(".") for path in paths]
-    shared = [names[0] for names in zip(*parts, strict=False) if len(set(names)) == 1]
-    return ".".join(shared) or None
+def _common_module(paths: Sequence[str]) -> str | None:
+    """Return the path of the innermost module around all given modules; None if there is none."""
+    names_of = [path.split(".") for path in paths]
+    common = [names[0] for names in zip(*names_of, strict=False) if len(set(names)) == 1]
+    return ".".join(common) or None
 
 
-def _behind_tangents(joint: Joint) -> frozenset[fx.Node]:
-    """Return the nodes that depend on the gradient that the backward pass starts from."""
-    reached = {argument.node for argument in joint.of(InputKind.TANGENT)}
+def _tangent_descendants(joint: Joint) -> frozenset[fx.Node]:
+    """Return the nodes that depend on a tangent, the gradient that starts the backward pass."""
+    reached = {argument.node for argument in joint.arguments_of(InputKind.TANGENT)}
     for node in joint.graph_module.graph.nodes:
         if any(source in reached for source in node.all_input_nodes):
             reached.add(node)

@@ -1,8 +1,8 @@
-"""Operators in place: which of them may write their result over an input, and what then runs.
+"""Operators in place: which operators may overwrite an input, and the kernels that do.
 
-Element-wise operators compute each element from those at its place, so that the memory of an input
-of the same shape, strides and type may take the result: PyTorch has such variants (``relu_``, or
-``threshold_backward`` with ``grad_input=``), which give the same bits.
+An element-wise operator computes each element from those at the same index. An input of the same
+shape, strides and type may therefore hold the result. PyTorch has such variants (``relu_``, or
+``threshold_backward`` with ``grad_input=``), with the same bits.
 """
 
 from __future__ import annotations
@@ -27,68 +27,71 @@ if TYPE_CHECKING:
 _DROPOUT_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 
 
-def pair_in_place(
-    parts: CapturedGraph, operation: Operation, last: Sequence[int], kept: Collection[int]
+def in_place_pair(
+    step_graph: CapturedGraph,
+    operation: Operation,
+    last_uses: Sequence[int],
+    excluded: Collection[int],
 ) -> tuple[tuple[int, int], ...]:
-    """Return the numbers of an output and an input that may share memory, or none.
+    """Return ((output, input),), storages that may share memory, or () if there are none.
 
-    `last` has for each storage its last reader. The input must be a whole tensor that an operation
-    has made and none reads later, none of those `kept`, and read as it is, not as a view.
+    The input must be a computed tensor that fills its storage, is read as it is, not as a view, and
+    is read last by this operation. Storages in `excluded` must not be overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
     (number,) = operation.storages
-    output = parts.storages[number]
-    if output.replaces is not None or not _is_whole(output):
+    output = step_graph.storages[number]
+    if output.replaces is not None or not _fills_storage(output):
         return ()
     behind_views = {
         index
         for view in operation.reads.views
         for source in view.all_input_nodes
-        if source in parts.direct
-        for index in (parts.direct[source][0],)
+        if source in step_graph.direct
+        for index in (step_graph.direct[source][0],)
     }
     for position, argument in enumerate(operation.node.args):
-        if not isinstance(argument, fx.Node) or argument not in parts.direct:
+        if not isinstance(argument, fx.Node) or argument not in step_graph.direct:
             continue
-        read = parts.direct[argument][0]
-        storage = parts.storages[read]
+        read = step_graph.direct[argument][0]
+        storage = step_graph.storages[read]
         if (
-            last[read] == operation.index
-            and read not in kept
+            last_uses[read] == operation.index
+            and read not in excluded
             and read not in behind_views
-            and not parts.operations[storage.operation].is_source
-            and _lie_alike(output, storage)
-            and kernel_in_place(operation.node, position) is not None
+            and not step_graph.operations[storage.operation].is_source
+            and _has_equal_layout(output, storage)
+            and in_place_kernel(operation.node, position) is not None
         ):
             return ((number, read),)
     return ()
 
 
-def workspace_in_place_bytes(parts: CapturedGraph, operation: Operation) -> int:
-    """Return the workspace of an operation in place, if workspaces are measured [B].
+def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
+    """Return the workspace of an operation, which may be in place; 0 if none was measured [B].
 
-    The gradient of dropout is multiplied by the mask in its own type, which is a tensor of its own.
+    Dropout's backward in place needs extra memory: the mask in the gradient's type.
     """
-    whole_bytes = operation.profile.workspace_bytes
-    if not (whole_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
-        return whole_bytes
-    return whole_bytes + parts.storages[operation.in_place[0][0]].bytes
+    workspace_bytes = operation.profile.workspace_bytes
+    if not (workspace_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
+        return workspace_bytes
+    return workspace_bytes + step_graph.storages[operation.in_place[0][0]].bytes
 
 
-def place_of(parts: CapturedGraph, operation: Operation, read: int) -> int:
-    """Return the argument of an operation that is a storage read as it is."""
+def argument_position(step_graph: CapturedGraph, operation: Operation, read: int) -> int:
+    """Return the position of the argument that is storage `read` as it is, not as a view."""
     return next(
         position
         for position, argument in enumerate(operation.node.args)
-        if isinstance(argument, fx.Node) and parts.direct.get(argument, (-1, 0))[0] == read
+        if isinstance(argument, fx.Node) and step_graph.direct.get(argument, (-1, 0))[0] == read
     )
 
 
-def kernel_in_place(node: fx.Node, position: int) -> Kernel | None:
-    """Return the function that computes a node in an argument's memory; None for none.
+def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
+    """Return a kernel that computes a node into its argument at `position`; None if there is none.
 
-    It takes the arguments of the node, and returns the tensor of that memory.
+    The kernel takes the arguments of the node, and returns the overwritten argument.
     """
     target: Any = node.target
     if target is _DROPOUT_BACKWARD:
@@ -98,11 +101,11 @@ def kernel_in_place(node: fx.Node, position: int) -> Kernel | None:
     elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
     if not elementwise or torch.Tag.nondeterministic_seeded in tags:
         return None
-    variant = _variant(target, position == 0)
+    variant = _find_variant(target, position == 0)
     if variant is None:
         return None
     kernel, out = variant
-    return kernel if out is None else partial(_with_out, kernel, out, position)
+    return kernel if out is None else partial(_call_with_out, kernel, out, position)
 
 
 _ELEMENTWISE: Final = frozenset(
@@ -119,23 +122,24 @@ _ELEMENTWISE: Final = frozenset(
         "softshrink_backward",
     )
 )
-"""Operators that PyTorch does not tag as such, and that compute element by element all the same."""
+"""Element-wise operators without PyTorch's ``pointwise`` tag."""
 
 
-def _with_out(
+def _call_with_out(
     kernel: Kernel, out: str, position: int, *arguments: Any, **keywords: Any
 ) -> torch.Tensor:
     return kernel(*arguments, **keywords, **{out: arguments[position]})
 
 
 @cache
-def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
-    """Return a variant of an operator that writes over its first argument, or into any tensor.
+def _find_variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
+    """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
-    With the name of the parameter that it writes into, where it is one that has no name otherwise.
-    Variants that PyTorch derives from the operator itself would make new memory and copy.
+    If `first`, a variant that overwrites the first argument is preferred; its name is None. None if
+    there is no variant. Variants that PyTorch derives from the operator are excluded: they would
+    allocate and copy.
     """
-    if operator is torch.ops.aten.mul.Scalar:  # whose own rounds the number to half precision
+    if operator is torch.ops.aten.mul.Scalar:  # its own variant rounds the number to half precision
         return (torch.ops.aten.mul_.Tensor, None) if first else None
     packet = operator.overloadpacket
     name, overload = operator._schema.name, operator._overloadname  # noqa: SLF001 - PyTorch's own words
@@ -143,28 +147,28 @@ def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  #
         twin = getattr(torch.ops.aten, f"{name.removeprefix('aten::')}_", None)
         if twin is not None and overload in twin.overloads():
             return getattr(twin, overload), None
-    given = _operand_types(operator)
+    operands = _operand_types(operator)
     for other in packet.overloads():
         variant = getattr(packet, other)
         written = [a.name for a in variant._schema.arguments if a.is_out]  # noqa: SLF001 - as above
-        full = f"{name}.{other}"
+        full_name = f"{name}.{other}"
         if (
             len(written) == 1
-            and _operand_types(variant) == given
-            and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"))  # noqa: SLF001
+            and _operand_types(variant) == operands
+            and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CPU"))  # noqa: SLF001
         ):
             return variant, written[0]
     return None
 
 
 def _operand_types(operator: Any) -> list[tuple[str, str]]:
-    """Return names and types of what an operator reads."""
+    """Return names and types of an operator's arguments except out parameters."""
     arguments = operator._schema.arguments  # noqa: SLF001 - PyTorch's own words
     return [(a.name, str(a.type)) for a in arguments if not a.is_out]
 
 
-def _is_whole(storage: TensorStorage) -> bool:
-    """Whether one tensor is all there is in a storage."""
+def _fills_storage(storage: TensorStorage) -> bool:
+    """Return whether a storage has one layout, and its tensor has all bytes."""
     if len(storage.layouts) != 1:
         return False
     (layout,) = storage.layouts
@@ -172,8 +176,8 @@ def _is_whole(storage: TensorStorage) -> bool:
     return size == storage.bytes > 0
 
 
-def _lie_alike(storage: TensorStorage, other: TensorStorage) -> bool:
-    """Whether the tensors of two storages have the same type and the same memory."""
+def _has_equal_layout(storage: TensorStorage, other: TensorStorage) -> bool:
+    """Return whether the tensors of two storages have the same type, shape, strides and offset."""
     if len(other.layouts) != 1 or storage.bytes != other.bytes:
         return False
     first, second = storage.layouts[0], other.layouts[0]

@@ -1,7 +1,7 @@
-"""Optimizers: what a step of one does to one parameter, in the memory of its state.
+"""Optimizers: the step of one parameter, computed in the memory of its state.
 
-The operations and their order are those of ``torch.optim``, so that every bit is the same. What
-eager PyTorch makes new memory for is written over the gradient, which nobody reads after it.
+The operations and their order are those of ``torch.optim``, so that every bit is the same. Where
+eager PyTorch allocates, the gradient is overwritten, because no later operation reads it.
 """
 
 from __future__ import annotations
@@ -26,72 +26,72 @@ if TYPE_CHECKING:
     Tensors = Sequence[Tensor]
 
 NADAM_DECAY: Final = 0.96
-"""Base of the rate at which NAdam's momentum approaches its full value, to the power of a setting:
+"""Base of the rate at which NAdam's momentum approaches its full value; the exponent is a setting:
 see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
 
-RADAM_LENGTH: Final = 5.0
-"""Length of the average of squares above which RAdam divides by them: see Liu et al., On the
+RADAM_MIN_LENGTH: Final = 5.0
+"""Length of the average of squares above which RAdam divides by the squares: see Liu et al., On the
 Variance of the Adaptive Learning Rate and Beyond (2020)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
-    """A step of an optimizer for the parameters of one group, with the settings of the group."""
+    """The step of an optimizer for a parameter, with the settings of its parameter group."""
 
     weight_decay: float
     maximize: bool = False
     decoupled_weight_decay: bool = False
-    """Whether the weight decay is none of the gradient."""
+    """Whether weight decay scales the parameter instead of being added to the gradient."""
     fused: bool | None = None
-    """Whether one kernel does all, with bits of its own."""
+    """Whether PyTorch's fused kernel does the whole step, whose bits differ."""
 
     op: ClassVar[str]
-    """The name of the operator, and of the optimizer on a command line."""
+    """Name of the operator, and of the optimizer on a command line."""
     keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
-    """The state that it keeps for a parameter without what settings add."""
+    """Keys of its state for a parameter, without those that settings add."""
     flops: ClassVar[int]
-    """FLOP for each element of the parameter without what settings add."""
+    """FLOP per element of the parameter, without those that settings add."""
     needs_scratch: ClassVar[bool] = True
-    """Whether it needs memory of the size of the parameter beside that of the gradient."""
+    """Whether it needs memory of the parameter's size beside the gradient."""
     reuses_gradient: ClassVar[bool] = False
-    """Whether it computes in the memory of the gradient, whatever the settings."""
+    """Whether it overwrites the gradient, whatever the settings."""
     has_fused: ClassVar[bool] = False
-    """Whether PyTorch has one kernel for it."""
+    """Whether PyTorch has a fused kernel for it."""
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return (*self.keys, *self._added()[0])
+        """Keys of its state for a parameter in ``optimizer.state``."""
+        return (*self.keys, *self._settings_extras()[0])
 
     def flops_of(self, parameter: Tensor) -> int:
-        """Return the FLOP for a parameter, which may have no memory."""
+        """Return the FLOP of a step for a parameter; a meta tensor suffices."""
         decay = (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
-        return (self.flops + self._added()[1] + decay) * int(parameter.numel())
+        return (self.flops + self._settings_extras()[1] + decay) * int(parameter.numel())
 
     def scratch_bytes(self, parameter: Tensor) -> int:
-        """Return what it takes for a parameter beside the memory of the gradient [B].
+        """Return the memory that a step needs beside the gradient [B].
 
         A fused kernel copies a gradient that is not contiguous.
         """
         copies = not torch.empty_like(parameter).is_contiguous()
-        takes = copies if self.fused else self.needs_scratch
-        return int(parameter.nbytes) if takes else 0
+        is_needed = copies if self.fused else self.needs_scratch
+        return int(parameter.nbytes) if is_needed else 0
 
-    def _added(self) -> tuple[tuple[str, ...], int]:
-        """Return the state that settings add, and the FLOP for each element."""
+    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
+        """Return the state keys and the FLOP per element that optional settings add."""
         return (), 0
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether it writes over the gradient."""
+        """Whether a step overwrites the gradient."""
         decays = bool(self.weight_decay and not self.decoupled_weight_decay)
         return not self.fused and (self.reuses_gradient or self.maximize or decays)
 
     def update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Update a parameter and its moments, of which `first` says that no step has made them."""
+        """Overwrite a parameter and its moments; `first` if the moments have no value yet."""
         parameter, *_ = state
         if self.fused:
-            self._fused(state, gradient, lr, first=first)
+            self._update_fused(state, gradient, lr, first=first)
             return
         if self.maximize:
             gradient.neg_()
@@ -103,10 +103,10 @@ class Rule(ABC):
 
     @abstractmethod
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Update them after the decay of the weights."""
+        """Overwrite parameter and moments, after weight decay."""
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Update them by the fused kernel, decay and all."""
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and moments by the fused kernel, which includes weight decay."""
         raise NotImplementedError(self.op)
 
 
@@ -126,16 +126,16 @@ class Sgd(Rule):
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether it writes over the gradient."""
+        """Whether a step overwrites the gradient."""
         writes = self.maximize or self.weight_decay or (self.momentum and self.nesterov)
         return bool(writes and not self.fused)
 
-    def _added(self) -> tuple[tuple[str, ...], int]:
-        more = UPDATE_RULES["momentum"].flops - self.flops + 2 * self.nesterov
-        return (("momentum_buffer",), more) if self.momentum else ((), 0)
+    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
+        extra_flops = UPDATE_RULES["momentum"].flops - self.flops + 2 * self.nesterov
+        return (("momentum_buffer",), extra_flops) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Let the momentum begin with the first gradient."""
+        """Overwrite parameter and momentum; the first momentum is the gradient."""
         parameter, *moments = state
         direction = gradient
         for buffer in moments:
@@ -146,7 +146,7 @@ class Sgd(Rule):
             direction = gradient.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
         parameter.add_(direction, alpha=-lr)
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         parameter, *moments = state
         torch._fused_sgd_(
             [parameter],
@@ -164,19 +164,19 @@ class Sgd(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountingRule(Rule):
-    """A step that depends on how many there were; moments are 0 before the first one."""
+    """A step that depends on the number of steps; moments are 0 before the first one."""
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         del first
         parameter, count, *moments = state
         count.add_(1)
-        # On the meta device there is no number, and any will do.
+        # On the meta device there is no number; any value serves.
         step = 1.0 if count.is_meta else count.item()
         self._apply(parameter, gradient, moments, lr, step)
 
     @abstractmethod
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Update the parameter `w` and moments in step number `step`."""
+        """Overwrite the parameter `w` and its moments; `step` counts from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +193,10 @@ class Adam(CountingRule):
     needs_scratch: ClassVar[bool] = False
     has_fused: ClassVar[bool] = True
 
-    def _added(self) -> tuple[tuple[str, ...], int]:
+    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         del first
         parameter, count, mean, square, *largest = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -221,9 +221,9 @@ class Adam(CountingRule):
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        for most in largest:
-            torch.maximum(most, square, out=most)
-            square = most
+        for maximum in largest:
+            torch.maximum(maximum, square, out=maximum)
+            square = maximum
         step_size = lr / (1 - beta1**step)
         root = (1 - beta2**step) ** 0.5
         denominator = torch.sqrt(square, out=gradient).div_(root).add_(self.eps)
@@ -253,22 +253,22 @@ class NAdam(CountingRule):
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         product, mean, square = moments
         beta1, beta2 = self.betas
-        momentum, following = (
+        momentum, next_momentum = (
             beta1 * (1.0 - 0.5 * NADAM_DECAY ** (number * self.momentum_decay))
             for number in (step, step + 1)
         )
         product.mul_(momentum)
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        if self.foreach:  # PyTorch's other way has other bits
+        if self.foreach:  # PyTorch's foreach variant has different bits
             denominator = square.sqrt().div_((1 - beta2**step) ** 0.5)
         else:
             denominator = square.div(1 - beta2**step).sqrt_()
         denominator.add_(self.eps)
-        # On the meta device there is no number, and any will do that is no 1.
-        so_far = 0.5 if product.is_meta else product.item()
-        w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - so_far))
-        w.addcdiv_(mean, denominator, value=-lr * following / (1.0 - so_far * following))
+        # On the meta device there is no number; any value except 1 serves.
+        products = 0.5 if product.is_meta else product.item()
+        w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - products))
+        w.addcdiv_(mean, denominator, value=-lr * next_momentum / (1.0 - products * next_momentum))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,10 +284,10 @@ class RmsProp(CountingRule):
     keys: ClassVar[tuple[str, ...]] = ("step", "square_avg")
     flops: ClassVar[int] = 9
 
-    def _added(self) -> tuple[tuple[str, ...], int]:
+    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
         has_momentum = self.momentum > 0
-        kept = ("momentum_buffer",) * has_momentum + ("grad_avg",) * self.centered
-        return kept, 2 * has_momentum + 5 * self.centered
+        keys = ("momentum_buffer",) * has_momentum + ("grad_avg",) * self.centered
+        return keys, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         del step
@@ -325,7 +325,7 @@ class Adagrad(CountingRule):
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
-    def _fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         del first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -364,7 +364,7 @@ class Adamax(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAdam(CountingRule):
-    """A step of ``torch.optim.RAdam``: without squares until these tell of enough gradients."""
+    """A step of ``torch.optim.RAdam``: ignores the squares until their average is long enough."""
 
     betas: tuple[float, float]
     eps: float
@@ -380,13 +380,18 @@ class RAdam(CountingRule):
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         first, second = 1 - beta1**step, 1 - beta2**step
-        most = 2 / (1 - beta2) - 1
-        length = most - 2 * step * (beta2**step) / second
+        max_length = 2 / (1 - beta2) - 1
+        length = max_length - 2 * step * (beta2**step) / second
         rectified = 0.0
-        if length > RADAM_LENGTH:
-            part = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
-            rectified = part**0.5
-        if self.foreach:  # PyTorch's other way has other bits
+        if length > RADAM_MIN_LENGTH:
+            ratio = (
+                (length - 4)
+                * (length - 2)
+                * max_length
+                / ((max_length - 4) * (max_length - 2) * length)
+            )
+            rectified = ratio**0.5
+        if self.foreach:  # PyTorch's foreach variant has different bits
             rate = square.sqrt().add_(self.eps)
             rate.div_((second**0.5) * (lr * rectified / first) * -1).reciprocal_()
             w.addcmul_(mean, rate.add_((lr * (0 if rectified else 1.0) / first) * -1))
@@ -402,7 +407,7 @@ class RAdam(CountingRule):
 class Muon(Rule):
     """A step of ``torch.optim.Muon``: momentum whose singular values are brought near 1.
 
-    In ``bfloat16``, by iterations of Newton and Schulz: see Jordan et al., Muon: An optimizer for
+    Computed in ``bfloat16`` by Newton-Schulz iterations: see Jordan et al., Muon: An optimizer for
     hidden layers in neural networks (2024).
     """
 
@@ -420,17 +425,17 @@ class Muon(Rule):
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether it writes over the gradient."""
+        """Whether a step overwrites the gradient."""
         return self.nesterov
 
     def flops_of(self, parameter: Tensor) -> int:
-        """Return the FLOP for a parameter, which may have no memory."""
+        """Return the FLOP of a step for a parameter; a meta tensor suffices."""
         small, large = sorted(parameter.shape)
         products: int = self.ns_steps * 2 * small * small * (2 * large + small)
         return super(Muon, self).flops_of(parameter) + products
 
     def scratch_bytes(self, parameter: Tensor) -> int:
-        """Return what it takes for a parameter beside the memory of the gradient [B]."""
+        """Return the memory that a step needs beside the gradient [B]."""
         small: int = min(parameter.shape)
         return 2 * (2 * int(parameter.numel()) + small * small)  # elements of 2 bytes
 
@@ -467,58 +472,60 @@ TRACED_RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
     torch.optim.RAdam: RAdam,
     torch.optim.Muon: Muon,
 }
-"""The optimizers whose updates can be traced, with their rules; subclasses have none."""
+"""The optimizers whose updates can be traced, with their rules; exact classes, no subclasses."""
 
 
 class Optimizers:
-    """Several optimizers that update parameters of their own, as one.
+    """Several optimizers of disjoint parameters, as one optimizer.
 
     Parameters
     ----------
-    given : sequence of torch.optim.Optimizer
-        Such as one for matrices and one for all else.
+    members : sequence of torch.optim.Optimizer
+        For example one for matrices and one for all other parameters.
     """
 
-    def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
-        self.given = tuple(given)
+    def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
+        self.members = tuple(members)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all of them."""
-        return [group for each in self.given for group in each.param_groups]
+        """The parameter groups of all members."""
+        return [group for member in self.members for group in member.param_groups]
 
     def step(self) -> None:
-        """Update all parameters."""
-        for each in self.given:
-            each.step()
+        """Call the step of each member."""
+        for member in self.members:
+            member.step()
 
     def zero_grad(self) -> None:
-        """Take all gradients away."""
-        for each in self.given:
-            each.zero_grad()
+        """Clear the gradients of all parameters."""
+        for member in self.members:
+            member.zero_grad()
 
     @classmethod
-    def of(cls, optimizer: Any) -> Any:
-        """Return one optimizer for several."""
+    def combine(cls, optimizer: Any) -> Any:
+        """Return a list or tuple of optimizers as one `Optimizers`; a single one as it is."""
         return cls(optimizer) if isinstance(optimizer, list | tuple) else optimizer
 
 
-def each_of(optimizer: Any) -> tuple[Any, ...]:
-    """Return the optimizers that one is made of."""
-    return optimizer.given if isinstance(optimizer, Optimizers) else (optimizer,)
+def members_of(optimizer: Any) -> tuple[Any, ...]:
+    """Return the members of an `Optimizers`, or a tuple of the optimizer itself."""
+    return optimizer.members if isinstance(optimizer, Optimizers) else (optimizer,)
 
 
-def owner_of(optimizer: Any, parameter: torch.Tensor) -> Any:
-    """Return which of the optimizers updates a parameter; the first one if none does."""
-    own = each_of(optimizer)
-    found = (o for o in own if any(p is parameter for g in o.param_groups for p in g["params"]))
-    return next(found, own[0])
+def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
+    """Return the member that updates a parameter; the first member if none does."""
+    members = members_of(optimizer)
+    owners = (
+        o for o in members if any(p is parameter for g in o.param_groups for p in g["params"])
+    )
+    return next(owners, members[0])
 
 
-def rules_of(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
-    """Return the rule and the parameters of each group; none of an optimizer without a rule."""
+def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
+    """Return the rule and the parameters of each group; empty if the optimizer has no rule."""
     if isinstance(optimizer, Optimizers):
-        return [rule for each in optimizer.given for rule in rules_of(each)]
+        return [rule for member in optimizer.members for rule in group_rules(member)]
     kind = TRACED_RULES.get(type(optimizer))
     if kind is None:
         return []
@@ -533,20 +540,20 @@ def rules_of(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
 
 
 def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
-    """Return an optimizer of all that can be trained in modules, with the defaults of PyTorch.
+    """Return an optimizer of all parameters of modules, with PyTorch's default settings.
 
-    None where there is nothing, for the capture to refuse.
+    Non-modules are ignored. None if there are no parameters, which the capture refuses.
     """
-    own = [module for module in modules if isinstance(module, torch.nn.Module)]
-    parameters = list(dict.fromkeys(p for module in own for p in module.parameters()))
+    actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
+    parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))
     if not parameters:
         return None
     if name == "momentum":
         return torch.optim.SGD(parameters, momentum=0.9)
-    together = torch.nn.ModuleList(own)
+    container = torch.nn.ModuleList(actual_modules)
     trains = any(parameter.requires_grad for parameter in parameters)
-    if name == Sgd.op and trains and trained_layers(together):
-        return QuantizedSGD(together)
+    if name == Sgd.op and trains and trained_layers(container):
+        return QuantizedSGD(container)
     kinds: dict[str, Any] = {
         rule.op: kind for kind, rule in TRACED_RULES.items() if kind is not QuantizedSGD
     }
@@ -554,24 +561,24 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
     return optimizer
 
 
-def optimizer_faults(optimizer: object) -> Iterator[str]:
-    """Yield why the updates of an optimizer cannot be traced, whatever its model is."""
+def optimizer_errors(optimizer: object) -> Iterator[str]:
+    """Yield each reason why the updates of an optimizer cannot be traced, for any model."""
     if isinstance(optimizer, Optimizers):
-        for each in optimizer.given:
-            yield from optimizer_faults(each)
-        every = [id(p) for _, own in rules_of(optimizer) for p in own]
-        if len(set(every)) < len(every):
-            yield "a parameter is in two of them; give it to one"
+        for member in optimizer.members:
+            yield from optimizer_errors(member)
+        identities = [id(p) for _, own in group_rules(optimizer) for p in own]
+        if len(set(identities)) < len(identities):
+            yield "a parameter belongs to two of them; pass it to one"
         return
     kind = type(optimizer)
     if kind is torch.optim.LBFGS:
         yield (
-            "LBFGS computes the loss as often as it finds that it needs, and a step does so once; "
+            "LBFGS computes the loss a varying number of times, and a step computes it once; "
             "compile without an optimizer, and call the step in its closure"
         )
         return
     if kind not in TRACED_RULES:
-        # A class of the same name may be a user's own.
+        # The class may be a user's, with the same name.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
         *names, last = (known.__name__ for known in TRACED_RULES if known is not QuantizedSGD)
         wanted = f"{', '.join(names)} or {last} of torch.optim"
@@ -582,45 +589,45 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
     if any(getattr(accepted, name) for name in hooks):
         yield "it has hooks on its steps, which a traced update does not run; remove them"
     for number, group in enumerate(accepted.param_groups):
-        for fault in _group_faults(group, has_fused=TRACED_RULES[kind].has_fused):
-            yield f"group {number}: {fault}"
+        for error in _group_errors(group, has_fused=TRACED_RULES[kind].has_fused):
+            yield f"group {number}: {error}"
 
 
-def _group_faults(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
+def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
     for key in ("fused", "capturable", "differentiable"):
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
     for key, value in group.items():
         numbers = value if key == "betas" else (value,)
         if key != "params" and any(isinstance(number, torch.Tensor) for number in numbers):
-            yield f"{key} is a tensor; expected a number, such as {key}={_plain(value)}"
+            yield f"{key} is a tensor; expected a number, such as {key}={_plain_numbers(value)}"
         elif key == "lr" and not isinstance(value, Real):
             yield f"lr: expected a number, got {shown(value)}"
 
 
-def _plain(value: Any) -> object:
-    """Return numbers in place of tensors."""
+def _plain_numbers(value: Any) -> object:
+    """Return a value with tensors converted to numbers, also within a tuple."""
     if isinstance(value, tuple):
-        return tuple(map(_plain, value))
+        return tuple(map(_plain_numbers, value))
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearningRate:
-    """The learning rate of one group of an optimizer: an input of each step."""
+    """The learning rate of one parameter group, an input of each step."""
 
     optimizer: torch.optim.Optimizer
     group: int
 
     def value(self) -> torch.Tensor:
-        """Return it as it is now, with all digits that Python's number has."""
+        """Return the current rate as a double, with all digits of Python's number."""
         rate = float(self.optimizer.param_groups[self.group]["lr"])
         return torch.tensor(rate, dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerSlot:
-    """State of an optimizer for a parameter under one key."""
+    """The state of an optimizer for one parameter under one key."""
 
     optimizer: torch.optim.Optimizer
     parameter: torch.Tensor
@@ -628,12 +635,12 @@ class OptimizerSlot:
 
     @property
     def is_new(self) -> bool:
-        """Whether no step of the optimizer has made it yet."""
+        """Whether the optimizer has no value for it yet, before its first step."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key) is None
 
     @property
     def begins_with_gradient(self) -> bool:
-        """Whether it has no value yet that could be dampened; exported code has NaN there."""
+        """Whether it starts as the undampened gradient; exported code marks this with NaN."""
         if self.key != "momentum_buffer" or not self.is_new:
             return False
         groups = self.optimizer.param_groups
@@ -641,7 +648,7 @@ class OptimizerSlot:
         return bool(group.get("dampening"))
 
     def value(self) -> torch.Tensor:
-        """Return it as it is now, or as it is before the first step."""
+        """Return the current value, or the initial value before the first step."""
         if not self.is_new:
             value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
             return value
@@ -653,133 +660,148 @@ class OptimizerSlot:
         first = self.optimizer.defaults["initial_accumulator_value"] if self.key == "sum" else 0.0
         return torch.full_like(self.parameter, first, requires_grad=False)
 
-    def keep(self, value: torch.Tensor) -> None:
-        """Let the optimizer have what a first step has made."""
+    def store(self, value: torch.Tensor) -> None:
+        """Store a value in the optimizer's state."""
         self.optimizer.state[self.parameter][self.key] = value
 
-    def drop(self) -> None:
-        """Take it from the optimizer."""
-        kept = self.optimizer.state.get(self.parameter, {})
-        kept.pop(self.key, None)
-        if not kept:
+    def remove(self) -> None:
+        """Delete the value from the optimizer's state, and the parameter's entry if it is empty."""
+        entries = self.optimizer.state.get(self.parameter, {})
+        entries.pop(self.key, None)
+        if not entries:
             self.optimizer.state.pop(self.parameter, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstValue:
-    """State of an exported step beside the optimizer's, before the first step."""
+    """The initial value of state that an exported step has beside the optimizer's."""
 
     first: torch.Tensor
 
     def value(self) -> torch.Tensor:
-        """Return it."""
+        """Return the initial value."""
         return self.first
 
 
-# -- what an optimizer holds, on its way into a step and back ----------------------------------
+# -- the optimizer's values as arguments of a step ----------------------------------------------
 
 
 class OptimizerState:
-    """The learning rates and moments of a captured step that ends with an optimizer's updates.
+    """Passes learning rates and moments from an optimizer to a captured step, and stores new ones.
 
-    `away` are the positions of arguments whose home is on storage: a step makes no new ones of
-    them.
+    Parameters
+    ----------
+    joint : Joint
+        A captured step with an optimizer.
+    on_storage : collection of int
+        Positions of arguments with their home on storage; the optimizer does not hold them.
     """
 
-    def __init__(self, joint: Joint, away: Collection[int] = ()) -> None:
-        self._away = frozenset(away)
+    def __init__(self, joint: Joint, on_storage: Collection[int] = ()) -> None:
+        self._on_storage = frozenset(on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
         positions = {argument.node: position for position, argument in enumerate(joint.arguments)}
-        self._held = [(positions[a.node], a.held) for a in joint.arguments if a.held is not None]
+        self._held = [
+            (positions[a.node], a.optimizer_value)
+            for a in joint.arguments
+            if a.optimizer_value is not None
+        ]
         self._parameters = [
-            (positions[a.node], a.name, joint.value(a)) for a in joint.of(InputKind.PARAMETER)
+            (positions[a.node], a.name, joint.value(a))
+            for a in joint.arguments_of(InputKind.PARAMETER)
         ]
         self._groups = self._current_groups()
 
     def _current_groups(self) -> list[tuple[Any, list[int]]]:
-        """Return the rule and the parameters of each group as they are now."""
-        return [(rule, list(map(id, own))) for rule, own in rules_of(self._optimizer)]
+        """Return the rule and the parameter ids of each current group."""
+        return [(rule, list(map(id, own))) for rule, own in group_rules(self._optimizer)]
 
-    def fill(self, values: list[Any]) -> frozenset[int]:
-        """Put learning rates and moments among the arguments; return the positions of new moments.
+    def fill_arguments(self, values: list[Any]) -> frozenset[int]:
+        """Write learning rates and moments into a list of arguments; return new moments' positions.
 
-        Raises `CaptureError` if the updates are not those that were captured.
+        Raises `CaptureError` if optimizer or parameters have changed since the capture.
         """
-        refuse(self._joint.name, self._faults(values))
+        refuse(self._joint.name, self._errors(values))
         new = set()
         for position, held in self._held:
             is_new = isinstance(held, OptimizerSlot) and held.is_new
-            if not (is_new and position in self._away):
+            if not (is_new and position in self._on_storage):
                 values[position] = held.value()
             if is_new:
                 new.add(position)
         return frozenset(new)
 
-    def keep(self, values: list[Any]) -> None:
-        """Store the moments that a first step has made in the optimizer, and count its updates."""
-        for position, held in self._held:
-            if isinstance(held, OptimizerSlot) and held.is_new and position not in self._away:
-                held.keep(values[position])
-        for each in each_of(self._optimizer):
-            if isinstance(each, QuantizedSGD):
-                each.count_update()
-        # What a scheduler of the learning rate looks at, lest it warns that no step was made.
-        for each in each_of(self._optimizer):
-            each._opt_called = True  # noqa: SLF001 - no other way
+    def store_first_moments(self, values: list[Any]) -> None:
+        """Store the moments of a first step in the optimizer; count the step.
 
-    def _faults(self, values: list[Any]) -> Iterator[str]:
-        yield from (f"optimizer: {fault}" for fault in optimizer_faults(self._optimizer))
+        Marks the optimizer as stepped, so that learning-rate schedulers do not warn.
+        """
+        for position, held in self._held:
+            if isinstance(held, OptimizerSlot) and held.is_new and position not in self._on_storage:
+                held.store(values[position])
+        for member in members_of(self._optimizer):
+            if isinstance(member, QuantizedSGD):
+                member.count_update()
+        for member in members_of(self._optimizer):
+            member._opt_called = True  # noqa: SLF001 - no other way
+
+    def _errors(self, values: list[Any]) -> Iterator[str]:
+        yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
-            yield "optimizer: its groups or their settings were changed; compile again"
+            yield "optimizer: its groups or their settings have changed; compile again"
         for position, name, parameter in self._parameters:
             if values[position] is not parameter:
                 yield f"parameter {name} is another tensor now; compile again"
             if parameter.grad is not None:
                 yield (
-                    f"parameter {name} has a gradient already, and updates use only that of their "
-                    "step; call optimizer.zero_grad() first"
+                    f"parameter {name} already has a gradient, and updates use only the gradient "
+                    "of their step; call optimizer.zero_grad() first"
                 )
 
 
-class Moments:
-    """The moments of the optimizer of a step as they are, to be put back; nothing without one."""
+class MomentSnapshot:
+    """A snapshot of a step's optimizer moments, to be restored; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:
         self.is_in_use = joint.optimizer is not None
         """Whether the step has an optimizer."""
-        self._held = {a.name: a.held for a in joint.arguments if isinstance(a.held, OptimizerSlot)}
-        self._before = self._start = self._copied()
-        counting = [o for o in each_of(joint.optimizer) if isinstance(o, QuantizedSGD)]
+        self._held = {
+            a.name: a.optimizer_value
+            for a in joint.arguments
+            if isinstance(a.optimizer_value, OptimizerSlot)
+        }
+        self._original = self._start = self._copy_values()
+        counting = [o for o in members_of(joint.optimizer) if isinstance(o, QuantizedSGD)]
         groups = [group for optimizer in counting for group in optimizer.param_groups]
         self._counts = [(group, group["updates"]) for group in groups]
         """Parameter groups that count updates, with their count."""
 
     def values(self) -> dict[str, torch.Tensor]:
-        """Return the moments that there are now, by name."""
+        """Return the moments that the optimizer holds now, by name."""
         return {name: held.value() for name, held in self._held.items() if not held.is_new}
 
-    def _copied(self) -> dict[str, torch.Tensor]:
+    def _copy_values(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.values().items()}
 
-    def fill(self) -> None:
-        """Make those that no step has made yet; they are there after the next resets too."""
+    def create_missing(self) -> None:
+        """Store initial values of missing moments in the optimizer; later resets restore them."""
         for held in self._held.values():
             if held.is_new:
-                held.keep(held.value())
-        self._start = self._copied()
+                held.store(held.value())
+        self._start = self._copy_values()
 
-    def forget(self) -> None:
-        """Let the next reset put back what was there in the beginning."""
-        self._start = self._before
+    def discard_created(self) -> None:
+        """Make the next reset restore the original moments, without those of `create_missing`."""
+        self._start = self._original
 
     def reset(self) -> None:
-        """Put them back."""
+        """Restore moments and counts of updates; delete moments that the snapshot lacks."""
         for name, held in self._held.items():
             if name not in self._start:
-                held.drop()
+                held.remove()
             elif held.is_new:
-                held.keep(self._start[name].clone())
+                held.store(self._start[name].clone())
             else:
                 held.value().copy_(self._start[name])
         for group, updates in self._counts:

@@ -1,4 +1,4 @@
-"""Tracing: a module, its loss and inputs become a training graph."""
+"""Tracing: makes the training graph of a module, its loss and inputs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import Graph, Node, Phase
-from poetmodel.torch.capturing.inputs import empty_faults, refuse
+from poetmodel.torch.capturing.inputs import empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.operators import is_counted
+from poetmodel.torch.graph.operators import has_flop_formula
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
 from poetmodel.torch.step.training import TrainingGraph
-from poetmodel.torch.step.updates import Update, with_optimizer
+from poetmodel.torch.step.updates import Update, extend_with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,24 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A training step as PyTorch captured it, and as the training graph that is scheduled.
+    """A training step as captured from PyTorch, and as a training graph.
 
     Node ``k`` of the graph is ``operations[k]``, tensor ``i`` is ``storages[i]``.
     """
 
     joint: Joint
-    parts: CapturedGraph
+    step_graph: CapturedGraph
     graph: Graph
 
     @cached_property
     def held_bytes(self) -> int:
-        """Bytes of the results that are handed out only at the end of the step: loss, buffers [B].
+        """Bytes of the results that are returned only at the end of the step: loss, buffers [B].
 
-        The graph frees them after their last reader; whoever runs a plan holds them until the end,
-        so a budget has to leave room for them.
+        The graph frees them after their last reader. A runtime holds them until the end, so a
+        budget must also cover them.
         """
-        held = {i for e in self.parts.outputs if e.held for i in e.reads.storages}
-        return sum(self.parts.storages[index].bytes for index in held)
+        held = {
+            i for e in self.step_graph.outputs if e.is_returned_at_end for i in e.reads.storages
+        }
+        return sum(self.step_graph.storages[index].bytes for index in held)
 
 
 def trace(
@@ -69,35 +71,35 @@ def trace(
     name : str, optional
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
-        Whether to measure the memory that operations need beside their outputs.
+        Whether to measure workspaces: the memory of operations beside their outputs.
     optimizer : torch.optim.Optimizer or sequence of them, optional
-        Make its step a part of the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad, Adamax, RAdam
-        or Muon. Parameters, moments and buffers are then state tensors, each parameter has an
-        update at its place, operators may run in place, and batch and learning rate are inputs.
+        Add its step to the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad, Adamax, RAdam or Muon.
+        Parameters, moments and buffers are then state tensors, and batch and learning rate are
+        inputs. Each parameter is updated as early as possible, and operators may run in place.
         Without it the graph ends with the gradients.
     clip_grad_norm : float, optional
-        Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
-        ``model.parameters()``: all updates wait for it. Needs an `optimizer`.
+        Clip the total norm of all gradients, like ``torch.nn.utils.clip_grad_norm_`` with
+        ``model.parameters()``. All updates wait for the norm. Needs an `optimizer`.
 
     Returns
     -------
     Trace
-        Parameters, gradients, buffers and the state of random generators stay as they were.
+        Parameters, gradients, buffers and the state of random generators are left unchanged.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured: says which operation, where, and what to do.
+        If the step cannot be captured. The message names the operation, its place and a remedy.
     """
     if isinstance(inputs, tuple | list | Mapping):
-        refuse(name or type(model).__name__, empty_faults(inputs))
-    joint = captured_step(
+        refuse(name or type(model).__name__, empty_input_errors(inputs))
+    joint = capture_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )
-    return trace_of(joint, captured_graph(joint, measured=measure_workspace))
+    return build_trace(joint, build_captured_graph(joint, measured=measure_workspace))
 
 
-def captured_step(
+def capture_step(
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Inputs,
@@ -106,45 +108,57 @@ def captured_step(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
 ) -> Joint:
-    """Capture a step, with the updates of an optimizer where one is given."""
+    """Capture a step, extended by the updates of `optimizer` if one is given.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured, or `clip_grad_norm` is given without an optimizer.
+    """
     joint = capture(model, loss_fn, inputs, name=name)
     if clip_grad_norm is not None and optimizer is None:
         raise CaptureError(f"{joint.name}: clip_grad_norm: needs an optimizer; give optimizer=")
     if optimizer is not None:
-        joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
+        joint = extend_with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
     return joint
 
 
-def captured_graph(
+def build_captured_graph(
     joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
 ) -> CapturedGraph:
-    """Return the operations of a captured step: by running it, or from what is known of such a run.
+    """Return the operations of a captured step, profiled by a run or by `known` profiles.
 
-    On the ``meta`` device nothing is computed, and no workspace measured.
+    On the ``meta`` device nothing is computed, and no workspace is measured.
     """
     kind = CapturedGraph if joint.optimizer is None else TrainingGraph
-    meta = any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER))
+    meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
     return kind(joint, known=known, measured=measured and not meta)
 
 
-def trace_of(joint: Joint, parts: CapturedGraph) -> Trace:
-    """Return the trace of a captured step."""
-    return Trace(joint=joint, parts=parts, graph=_graph(joint, parts))
+def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
+    """Return the trace of a captured step and its operations."""
+    return Trace(joint=joint, step_graph=step_graph, graph=_build_graph(joint, step_graph))
 
 
-def _graph(joint: Joint, parts: CapturedGraph) -> Graph:
-    nodes = tuple(_node(parts, operation) for operation in parts.operations)
-    forward = [operation for operation in parts.operations if operation.phase is Phase.FORWARD]
-    counted = sum(operation.profile.flops for operation in forward if is_counted(operation.node))
-    trained = _distinct(
-        tensor for tensor in map(joint.value, joint.of(InputKind.PARAMETER)) if tensor.requires_grad
+def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
+    nodes = tuple(_node(step_graph, operation) for operation in step_graph.operations)
+    forward = [operation for operation in step_graph.operations if operation.phase is Phase.FORWARD]
+    counted = sum(
+        operation.profile.flops for operation in forward if has_flop_formula(operation.node)
+    )
+    trained = _distinct_storages(
+        tensor
+        for tensor in map(joint.value, joint.arguments_of(InputKind.PARAMETER))
+        if tensor.requires_grad
     )
     first = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
     return Graph(
         name=joint.name,
         nodes=nodes,
         batch_size=1 if first is None else max(1, int(first.shape[0])),
-        dtype=str(joint.value(joint.of(InputKind.PARAMETER)[0]).dtype).removeprefix("torch."),
+        dtype=str(joint.value(joint.arguments_of(InputKind.PARAMETER)[0]).dtype).removeprefix(
+            "torch."
+        ),
         resident_bytes=_resident_bytes(joint, trained) if joint.optimizer is None else {},
         parameters=sum(tensor.numel() for tensor in trained),
         forward_macs=counted // 2,
@@ -152,38 +166,38 @@ def _graph(joint: Joint, parts: CapturedGraph) -> Graph:
     )
 
 
-def _node(parts: CapturedGraph, operation: Operation) -> Node:
-    """Return the node of an operation; an update needs what it says, and a source nothing."""
+def _node(step_graph: CapturedGraph, operation: Operation) -> Node:
+    """Return the node of an operation, with an update's own workspace; states move no bytes."""
     workspace_bytes, moved = operation.profile.workspace_bytes, operation.profile.moved_bytes
-    if isinstance(parts, TrainingGraph) and isinstance(operation.node.target, Update):
-        workspace_bytes = parts.update_workspace_bytes(operation)
-    return parts.node(
+    if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
+        workspace_bytes = step_graph.update_workspace_bytes(operation)
+    return step_graph.node(
         operation,
         workspace_bytes=workspace_bytes,
-        # A batch is given once; state is updated once.
+        # An input is supplied once; state is updated once.
         recomputable=operation.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
         bytes_moved=None if operation.phase is Phase.STATE else moved,
     )
 
 
 def _resident_bytes(joint: Joint, trained: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the tensors in memory for the whole step.
+    """Return the bytes of the tensors that stay in memory for the whole step, by kind.
 
-    ``parameters`` are all that the step finds in place: parameters, frozen ones too, buffers and
-    constants, but not the inputs, which belong to the caller. ``gradients`` are those of
-    parameters: a new gradient is added to them and let go as soon as it is computed.
+    ``parameters`` counts all parameters, frozen ones included, buffers and constants. Inputs are
+    excluded: they belong to the caller. ``gradients`` counts the ``.grad`` of parameters; a new
+    gradient is added to it and freed as soon as it is computed.
     """
-    there = _distinct(
+    resident = _distinct_storages(
         joint.value(argument)
         for argument in joint.arguments
         if argument.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     )
     return {
-        "parameters": sum(tensor.untyped_storage().nbytes() for tensor in there),
+        "parameters": sum(tensor.untyped_storage().nbytes() for tensor in resident),
         "gradients": sum(tensor.numel() * tensor.element_size() for tensor in trained),
     }
 
 
-def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that do not share their storage with an earlier one."""
+def _distinct_storages(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return one tensor per storage."""
     return tuple({storage_key(tensor): tensor for tensor in tensors}.values())

@@ -1,4 +1,4 @@
-"""The graph of a whole training step: state and inputs too, and each update at its place."""
+"""The graph of a training step with state and inputs, and each update as early as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec
 from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, TensorLayout
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
-from poetmodel.torch.step.in_place import pair_in_place, workspace_in_place_bytes
+from poetmodel.torch.step.in_place import in_place_pair, in_place_workspace_bytes
 from poetmodel.torch.step.updates import (
     BufferUpdate,
     CustomOperation,
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.step_graph import Operation
 
 _INPUTS = (InputKind.USER_INPUT, InputKind.LEARNING_RATE)
-_NUMBERS_BYTES: Final = 16
-"""Scalars of an update, if any: a factor in double, and in the type of a tensor."""
+_SCALARS_BYTES: Final = 16
+"""Scalars of an update: a factor in double precision, and in a tensor's type [B]."""
 
 
 class TrainingGraph(CapturedGraph):
     """The operations of a captured step that ends with the updates of an optimizer.
 
-    Parameters, moments, buffers and constants that the step reads are state, each an operation in
-    front of its first reader; so are the inputs of the step. The update of a parameter comes as
-    soon as its gradient is there and nothing else reads the parameter. Buffers get new values once
-    nothing reads what their readers make: until then these may be recomputed, as batch norm.
+    Parameters, moments, buffers and constants that the step reads are state. State and inputs are
+    operations before their first reader. A parameter is updated once its gradient exists and no
+    other operation will read the parameter. Buffers are updated once no operation will read the
+    outputs of their readers: until then these readers, such as batch norm, may be recomputed.
     """
 
-    last: tuple[int, ...] = ()
-    """For each storage the last operation that makes or reads it."""
+    last_uses: tuple[int, ...] = ()
+    """For each storage the index of the last operation that makes or reads it."""
 
     def _profiler(self, *, measured: bool) -> OpProfiler:
         return _UpdateProfiler(measured=measured)
 
     def _add_sources(self) -> None:
-        """Add an operation for each storage that is there before the step."""
+        """Add an operation for each storage that exists before the step."""
         numbers: dict[int, int] = {}
-        values = list(map(self._joint.value, self._joint.arguments))  # held: keys are of the living
+        values = list(map(self._joint.value, self._joint.arguments))  # keeps storage keys unique
         for argument, value in zip(self._joint.arguments, values, strict=True):
             if argument.kind is InputKind.TANGENT or not isinstance(value, torch.Tensor):
                 continue
@@ -78,34 +78,34 @@ class TrainingGraph(CapturedGraph):
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return the phase of an operation."""
-        own = isinstance(node.target, CustomOperation)
-        return Phase.UPDATE if own else super().phase_of(node)
+        is_custom = isinstance(node.target, CustomOperation)
+        return Phase.UPDATE if is_custom else super().phase_of(node)
 
-    def _end(self) -> None:
-        """Let updates replace state, put all operations in order, and find what may be in place."""
+    def _finish_operations(self) -> None:
+        """Make updates replace state, sort all operations, and choose operations in place."""
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
                 self._replace_state(operation)
-        self._renumber(list(self._in_order()))
+        self._renumber(list(self._execution_order()))
         results = (result.node for result in self._joint.results)
         kept = frozenset(self.reading(results).storages)
-        self.last = self._last_readers()
+        self.last_uses = self._last_uses()
         self.operations = [
-            replace(operation, in_place=pair_in_place(self, operation, self.last, kept))
+            replace(operation, in_place=in_place_pair(self, operation, self.last_uses, kept))
             for operation in self.operations
         ]
         self.operations = [
             replace(
                 operation,
                 profile=replace(
-                    operation.profile, workspace_bytes=workspace_in_place_bytes(self, operation)
+                    operation.profile, workspace_bytes=in_place_workspace_bytes(self, operation)
                 ),
             )
             for operation in self.operations
         ]
 
     def _replace_state(self, operation: Operation) -> None:
-        """Let the outputs of an update lie where its state does."""
+        """Set the outputs of an update to the names, sizes and layouts of its state; set FLOP."""
         state: Any = operation.node.args[0]
         for number, node in zip(operation.storages, state, strict=True):
             replaced, layout_index = self.direct[node]
@@ -117,58 +117,64 @@ class TrainingGraph(CapturedGraph):
         update: Any = operation.node.target
         rule = update.rule
         if rule is not None:
-            flops = rule.flops_of(self._parameter(operation))
+            flops = rule.flops_of(self._meta_parameter(operation))
             self.operations[operation.index] = replace(
                 operation, profile=replace(operation.profile, flops=flops)
             )
 
-    def _parameter(self, update: Operation) -> torch.Tensor:
-        """Return a tensor like the parameter of an update, without memory."""
+    def _meta_parameter(self, update: Operation) -> torch.Tensor:
+        """Return a meta tensor with the layout of an update's parameter."""
         layout = self.storages[update.storages[0]].layouts[0]
         return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
     def gradient_storages(self, operation: Operation) -> tuple[int, ...]:
-        """Return the storages of the first gradient of an update."""
+        """Return the indices of the storages that an update's first gradient is read from."""
         gradients: Any = operation.node.args[1]
         return self.reading(gradients[:1]).storages
 
     def owns_gradient(self, operation: Operation) -> bool:
-        """Whether an update may write in the memory of its gradient, if that dies there."""
+        """Return whether an update may overwrite its gradient: dense, computed, read last here."""
         numbers = self.gradient_storages(operation)
         computed = [i for i in numbers if not self.operations[self.storages[i].operation].is_source]
-        whole = _fits(operation)[1] and len(computed) == len(numbers) == 1
-        return whole and self.last[computed[0]] == operation.index
+        whole = _gradient_fits(operation)[1] and len(computed) == len(numbers) == 1
+        return whole and self.last_uses[computed[0]] == operation.index
 
     def update_workspace_bytes(self, operation: Operation) -> int:
-        """Return the reads of an update beside its gradient: tensors and numbers [B]."""
+        """Return the workspace of an update beside its gradient: copies and scalars [B]."""
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
             return operation.profile.workspace_bytes
-        numbers_bytes = min(operation.profile.workspace_bytes, _NUMBERS_BYTES)
+        scalars_bytes = min(operation.profile.workspace_bytes, _SCALARS_BYTES)
         if not isinstance(update, ParameterUpdate):
-            return numbers_bytes
-        fits, _ = _fits(operation)
+            return scalars_bytes
+        fits, _ = _gradient_fits(operation)
         writes = update.writes_gradient(operation.node.args[1:])
-        parameter = self._parameter(operation)
+        parameter = self._meta_parameter(operation)
         copied = not fits or (writes and not self.owns_gradient(operation))
-        # What was measured has a copy of a gradient that is read as it is elsewhere.
-        seen_bytes = operation.profile.workspace_bytes - (writes or not fits) * parameter.nbytes
-        scratch_bytes: int = max(update.rule.scratch_bytes(parameter) + numbers_bytes, seen_bytes)
+        # The measured workspace includes a copy of the gradient where the update makes one.
+        measured_bytes = operation.profile.workspace_bytes - (writes or not fits) * parameter.nbytes
+        scratch_bytes: int = max(
+            update.rule.scratch_bytes(parameter) + scalars_bytes, measured_bytes
+        )
         return copied * int(parameter.nbytes) + scratch_bytes
 
     # -- the order -------------------------------------------------------------------------------
 
-    def _last_readers(self) -> tuple[int, ...]:
-        """Return the last operation that makes or reads each storage."""
+    def _last_uses(self) -> tuple[int, ...]:
+        """Return for each storage the index of the last operation that makes or reads it."""
         last = [storage.operation for storage in self.storages]
         for operation in self.operations:
             for number in operation.reads.storages:
                 last[number] = max(last[number], operation.index)
         return tuple(last)
 
-    def _in_order(self) -> Iterator[Operation]:
-        """Yield the operations in the order of the training graph, as they are numbered so far."""
-        own = {
+    def _execution_order(self) -> Iterator[Operation]:
+        """Yield operations in execution order, with their old indices.
+
+        FX order, custom operations as early as dependencies allow, and each source before its
+        first reader.
+        """
+        custom = {
             operation.index
             for operation in self.operations
             if isinstance(operation.node.target, CustomOperation)
@@ -176,23 +182,23 @@ class TrainingGraph(CapturedGraph):
         computed = [
             operation
             for operation in self.operations
-            if not operation.is_source and operation.index not in own
+            if not operation.is_source and operation.index not in custom
         ]
         after: dict[int, list[Operation]] = {}
-        for index, predecessor in self._predecessors(sorted(own), computed).items():
+        for index, predecessor in self._predecessors(sorted(custom), computed).items():
             after.setdefault(predecessor, []).append(self.operations[index])
-        there: set[int] = set()
+        yielded: set[int] = set()
         for operation in computed:
             for scheduled in (operation, *after.get(operation.index, ())):
-                makers = {self.storages[i].operation for i in scheduled.reads.storages} - there
+                makers = {self.storages[i].operation for i in scheduled.reads.storages} - yielded
                 sources = [
                     self.operations[k] for k in sorted(makers) if self.operations[k].is_source
                 ]
-                there.update(source.index for source in sources)
+                yielded.update(source.index for source in sources)
                 yield from (*sources, scheduled)
 
-    def _predecessors(self, own: Sequence[int], computed: Sequence[Operation]) -> dict[int, int]:
-        """Return the operation that comes before each one that PyTorch has none for."""
+    def _predecessors(self, custom: Sequence[int], computed: Sequence[Operation]) -> dict[int, int]:
+        """Return for each custom operation the index of the last operation it must follow."""
         last = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
         for operation in computed:
@@ -200,7 +206,7 @@ class TrainingGraph(CapturedGraph):
                 last[number] = operation.index
                 readers.setdefault(number, []).append(operation)
         predecessors: dict[int, int] = {}
-        for operation in (self.operations[k] for k in own):
+        for operation in (self.operations[k] for k in custom):
             made_by = (self.storages[number].operation for number in operation.reads.storages)
             waits = [predecessors.get(k, k) for k in made_by]
             replaced = [self.storages[number].replaces for number in operation.storages]
@@ -217,10 +223,10 @@ class TrainingGraph(CapturedGraph):
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Give operations the numbers of another order, and storages likewise; drop all others."""
+        """Renumber operations by their position in `order`, and storages; delete all others."""
         operations = {operation.index: k for k, operation in enumerate(order)}
-        kept = [number for operation in order for number in operation.storages]
-        numbers: dict[int | None, int] = {number: k for k, number in enumerate(kept)}
+        retained = [number for operation in order for number in operation.storages]
+        numbers: dict[int | None, int] = {number: k for k, number in enumerate(retained)}
         self.storages = [
             replace(
                 self.storages[number],
@@ -228,7 +234,7 @@ class TrainingGraph(CapturedGraph):
                 operation=operations[self.storages[number].operation],
                 replaces=numbers.get(self.storages[number].replaces),
             )
-            for k, number in enumerate(kept)
+            for k, number in enumerate(retained)
         ]
         self.operations = [
             replace(
@@ -249,20 +255,20 @@ class TrainingGraph(CapturedGraph):
         }
 
 
-def _fits(update: Operation) -> tuple[bool, bool]:
-    """Whether the gradient of an update lies as its parameter, and fills its memory."""
+def _gradient_fits(update: Operation) -> tuple[bool, bool]:
+    """Return whether an update's gradient has the parameter's strides, and fills its storage."""
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)
     return update.profile.gradient_fits
 
 
 class _UpdateProfiler(OpProfiler):
-    """Looks at the gradients of updates too."""
+    """Profiles updates with `OpProfile.gradient_fits`."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        seen = super().profile(node, arguments, keywords, value)
+        profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
-            return seen
+            return profile
         (parameter, *_), (gradient, *_), *_ = arguments
         whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.itemsize
-        return replace(seen, gradient_fits=(gradient.stride() == parameter.stride(), whole))
+        return replace(profile, gradient_fits=(gradient.stride() == parameter.stride(), whole))

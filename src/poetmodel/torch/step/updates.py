@@ -1,7 +1,7 @@
-"""Updates: the optimizer's step as operations of a captured graph, one for each parameter.
+"""Updates: the optimizer's step as operations of a captured graph, one per parameter.
 
-Each reads the state that it replaces, the gradients and the learning rate, and returns the new
-state. As part of the graph it makes new tensors; a program writes them where the old ones are.
+An update reads the state that it replaces, the gradients and the learning rate, and returns the
+new state. In the captured graph it makes new tensors; a program overwrites the old ones.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from poetmodel.torch.step.optimizers import (
     OptimizerSlot,
     Rule,
     Sgd,
-    optimizer_faults,
-    owner_of,
-    rules_of,
+    find_owner,
+    group_rules,
+    optimizer_errors,
 )
 
 if TYPE_CHECKING:
@@ -52,22 +52,22 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.int8.gradients import RoundingDraws
 
-CLIPPED: Final = 1e-6
-"""Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
+NORM_EPS: Final = 1e-6
+"""Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm, against division by 0."""
 
 GRADIENT: Final = "grad"
-"""Name of the sum of a parameter's gradients, after the parameter."""
+"""Suffix of the name of a parameter's gradient sum, after the parameter."""
 BATCHES: Final = "accumulated_batches"
-"""Name of the number of batches in such sums."""
+"""Name of the number of batches in gradient sums."""
 
 
-def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the same values in memory of their own."""
+def copy_tensors(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return copies of tensors in new memory, without gradients."""
     return tuple(torch.empty_like(tensor, requires_grad=False).copy_(tensor) for tensor in tensors)
 
 
 class CustomOperation:
-    """An operation of a captured graph that PyTorch has none for, with its name."""
+    """A named operation of a captured graph that PyTorch has no operator for."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -75,16 +75,16 @@ class CustomOperation:
     def __repr__(self) -> str:
         return self.__name__
 
-    def form(self) -> dict[str, Any]:
-        """Return the attributes on which its results depend, by name."""
+    def key_attributes(self) -> dict[str, Any]:
+        """Return the attributes that determine its results, by name."""
         return vars(self)
 
 
 class GradientNorm(CustomOperation):
-    """Factor of all gradients so that their norm together is at most a number.
+    """Computes the factor that clips the total norm of all gradients to `max_norm`.
 
-    It is the arithmetic of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order and
-    the memory format of their `parameters`, whose values nobody needs for that.
+    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order
+    and memory format of their `parameters`, whose values are not read.
     """
 
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
@@ -96,14 +96,14 @@ class GradientNorm(CustomOperation):
         ]
 
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Return the factor; a parameter may have several gradients, which are summed."""
+        """Return the factor, at most 1; the gradients of one parameter are summed first."""
         pairs = zip(gradients, self._formats, strict=True)
-        norm = torch.nn.utils.get_total_norm([summed(terms, like) for terms, like in pairs])
-        return torch.clamp(self.max_norm / (norm + CLIPPED), max=1.0)
+        norm = torch.nn.utils.get_total_norm([sum_gradients(terms, like) for terms, like in pairs])
+        return torch.clamp(self.max_norm / (norm + NORM_EPS), max=1.0)
 
 
-def summed(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return the sum of gradients of one parameter, in its memory format."""
+def sum_gradients(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients of one parameter, with the strides of `like`."""
     total, *more = gradients
     for gradient in more:
         total = total + gradient
@@ -113,19 +113,19 @@ def summed(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tenso
 
 
 class Update(CustomOperation, ABC):
-    """Gives state new values: a parameter and its moments, or buffers."""
+    """Computes new values of state: a parameter and its moments, or buffers."""
 
     rule: Rule | None = None
 
     def __call__(self, state: Sequence[torch.Tensor], *others: Any) -> tuple[torch.Tensor, ...]:
-        """Return the new values in new memory."""
-        new = copies(state)
+        """Return the new values of the state in new memory."""
+        new = copy_tensors(state)
         self.replace(new, *others)
         return new
 
     @abstractmethod
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Write the new values in the memory of the old ones."""
+        """Overwrite the state with its new values."""
 
 
 class BufferUpdate(Update):
@@ -135,30 +135,30 @@ class BufferUpdate(Update):
         super().__init__("copy_")
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Copy the new values into the buffers."""
+        """Copy the new values into the buffers; ``others[0]`` has the values."""
         del options
         (values,) = others
         torch._foreach_copy_(list(state), list(values))
 
 
 class ParameterUpdate(Update):
-    """The optimizer's step of one parameter."""
+    """The optimizer's step for one parameter."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule.op)
         self.rule: Rule = rule
 
     def writes_gradient(self, others: Sequence[Any]) -> bool:
-        """Whether it needs memory of the size of the gradient; `others` as for `replace`."""
+        """Return whether it overwrites gradients or a copy of them; `others` as for `replace`."""
         gradients, _, *factors = others
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Update parameter and moments.
+        """Overwrite the parameter and its moments with their new values.
 
-        `others` are the gradients, the learning rate, and the factor of the gradients where they
-        are clipped. With ``owned`` the memory of the first gradient may be written over; ``first``
-        says that the moments have no value yet.
+        `others` are the gradients, the learning rate, and the clipping factor if there is one.
+        Option ``owned`` permits overwriting the first gradient; ``first`` states that the moments
+        have no value yet.
         """
         gradients, rate, *factors = others
         parameter = state[0]
@@ -174,10 +174,10 @@ class ParameterUpdate(Update):
 
 
 class AccumulatingUpdate(ParameterUpdate):
-    """The optimizer's step of one parameter by the sum of its gradients over some batches.
+    """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
-    The last tensor of its state is the sum so far. Another argument, after the learning rate, is
-    how many batches that is: with the last one come the update, and a sum of 0.
+    The last state tensor is the sum so far. A further argument, after the learning rate, is the
+    number of batches in the sum. The last batch updates the parameter and resets the sum to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
@@ -185,28 +185,28 @@ class AccumulatingUpdate(ParameterUpdate):
         self.batches = batches
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Add the gradients, and update where the batch is the last one; `others` as above."""
+        """Add the gradients to the sum; on the last batch, update. `others` as described above."""
         gradients, rate, count, *factors = others
-        *kept, total = state
+        *updated, total = state
         for gradient in gradients:
             total.add_(gradient)
         if count.item() == self.batches - 1:
-            super().replace(kept, (total,), rate, *factors, **{**options, "owned": False})
+            super().replace(updated, (total,), rate, *factors, **{**options, "owned": False})
             total.zero_()
 
 
 class QuantizedUpdate(Update):
-    """The step of gradient descent of the int8 weights of a layer.
+    """The gradient-descent step of the int8 weights of a layer.
 
-    Its state is the weight, the residual if weights have 16 bits, and the sum of gradients if
-    several batches are summed.
+    Its state is the weight, the residual if weights have 16 bits, and the gradient sum if several
+    batches are summed.
 
     Parameters
     ----------
     rule : Sgd
-        Without momentum.
+        Settings of SGD, without momentum.
     site : int
-        Number of the layer, of stochastic rounding: see `RoundingDraws`.
+        Number of the layer, for stochastic rounding: see `RoundingDraws`.
     draws : callable, optional
         Returns the random numbers of the next update, for weights without residuals.
     batches : int, optional
@@ -228,21 +228,21 @@ class QuantizedUpdate(Update):
         self.batches = batches
         self._draws = draws
 
-    def form(self) -> dict[str, Any]:
-        """Return the attributes on which its results depend but the count of updates, by name."""
+    def key_attributes(self) -> dict[str, Any]:
+        """Return the attributes that determine its results, except the count of updates."""
         return {name: value for name, value in vars(self).items() if name != "_draws"}
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Update the weights, and the sum of gradients if several batches are summed.
+        """Overwrite the weights, or only the gradient sum before the last batch.
 
-        `others` are the gradients of the real weights, the scales of the results, the learning
-        rate, the number of batches so far if they are summed, and the factor of the gradients if
-        they are clipped.
+        `others` are the gradients of the real weights, the scales of the results and the learning
+        rate. The number of summed batches follows if batches are summed, and the clipping factor
+        if gradients are clipped.
         """
         del options
         gradients, scale, rate, *more = others
         like = torch.empty_like(state[0], dtype=torch.float32, device="meta")
-        gradient = summed(gradients, like)
+        gradient = sum_gradients(gradients, like)
         if self.batches > 1:
             *state, total = state
             count, *more = more
@@ -264,19 +264,19 @@ class QuantizedUpdate(Update):
         )
 
     def next_draws(self) -> RoundingDraws | None:
-        """Return the random numbers of the next update; None for weights with residuals."""
+        """Draw the random numbers of the next update; None for weights with residuals."""
         return None if self._draws is None else self._draws(self.site)
 
 
 class BatchCount(Update):
-    """Counts batches, from 0 again after the last one before an update."""
+    """Counts batches; the count is 0 again after the last batch before an update."""
 
     def __init__(self, batches: int) -> None:
         super().__init__("count")
         self.batches = batches
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Count one."""
+        """Increment the count in place."""
         del others, options
         (count,) = state
         count.add_(1).remainder_(self.batches)
@@ -286,50 +286,52 @@ class BatchCount(Update):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trained:
-    """A parameter with its gradients."""
+class _TrainedParameter:
+    """A parameter, its graph inputs and its gradients."""
 
     parameter: torch.Tensor
     arguments: list[InputSpec] = field(default_factory=list)
-    """Its names in the graph, mostly one."""
+    """Graph inputs of the parameter; several if the model shares it."""
     gradients: list[fx.Node] = field(default_factory=list)
-    """In the order of the graph."""
+    """In graph order."""
 
 
-def with_optimizer(
+def extend_with_optimizer(
     joint: Joint,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
 ) -> Joint:
-    """Return a captured step that ends with the step of an optimizer; the loss is its only result.
+    """Return a captured step extended by an optimizer's step; its results are loss and outputs.
 
-    With `accumulate` it sums gradients of so many batches before the optimizer's step.
+    `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
-    Raises `CaptureError` if PyTorch would do what updates of the parameters do not.
+    Raises `CaptureError` if updates per parameter would not do what PyTorch does.
     """
-    own = Optimizers.of(optimizer)
-    refuse(joint.name, (f"optimizer: {fault}" for fault in optimizer_faults(own)))
+    combined = Optimizers.combine(optimizer)
+    refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
     refuse(
         joint.name,
         (
-            f"optimizer: {line} checks numbers, and updates do not wait for the answer; leave "
-            "the optimizer out, and call its step() yourself"
-            for line in joint.checked
+            f"optimizer: {line} checks numbers, and updates do not wait for the result; leave the "
+            "optimizer out, and call its step() yourself"
+            for line in joint.finite_check_lines
         ),
     )
-    parameters = _trained(joint)
-    refuse(joint.name, _faults(joint, own, parameters, clip_grad_norm))
-    return _Extension(joint, own, parameters, accumulate).extended(clip_grad_norm)
+    parameters = _trained_parameters(joint)
+    refuse(joint.name, _extension_errors(joint, combined, parameters, clip_grad_norm))
+    return _OptimizerExtension(joint, combined, parameters, accumulate).extend(clip_grad_norm)
 
 
-def _trained(joint: Joint) -> dict[int, _Trained]:
-    """Return the parameters that have gradients, by identity, in the order of the model."""
-    parameters: dict[int, _Trained] = {}
-    for argument in joint.of(InputKind.PARAMETER):
+def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
+    """Return the parameters with gradients by ``id``, in the order of the model."""
+    parameters: dict[int, _TrainedParameter] = {}
+    for argument in joint.arguments_of(InputKind.PARAMETER):
         value = joint.value(argument)
-        parameters.setdefault(id(value), _Trained(parameter=value)).arguments.append(argument)
+        parameters.setdefault(id(value), _TrainedParameter(parameter=value)).arguments.append(
+            argument
+        )
     order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
     results = [r for r in joint.results if r.kind is OutputKind.GRADIENT]
     for result in sorted(results, key=lambda result: order[result.node]):
@@ -338,91 +340,94 @@ def _trained(joint: Joint) -> dict[int, _Trained]:
     return {key: trained for key, trained in parameters.items() if trained.gradients}
 
 
-def _faults(
+def _extension_errors(
     joint: Joint,
     optimizer: torch.optim.Optimizer,
-    parameters: dict[int, _Trained],
+    parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
     norm: object = clip_grad_norm
     is_norm = isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0
     if norm is not None and not is_norm:
         yield f"clip_grad_norm: expected a number above 0, got {shown(clip_grad_norm)}"
-    ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for key, trained in parameters.items():
         name = trained.arguments[0].name
-        if key not in ours:
+        if key not in optimized:
             yield (
-                f"optimizer: parameter {name} requires a gradient, and the optimizer does not have "
-                "it; give it to the optimizer, or freeze it (requires_grad_(False))"
+                f"optimizer: parameter {name} requires a gradient, but the optimizer does not "
+                "contain it; pass it to the optimizer, or freeze it (requires_grad_(False))"
             )
         if trained.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
-    yield from _quantized_faults(joint, own=optimizer)
-    known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
+    yield from _quantized_errors(joint, optimizer)
+    known = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
     known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
-    if ours - known:
+    if optimized - known:
         yield (
-            f"optimizer: {len(ours - known)} of its parameters are none of the model or the loss; "
-            "make it of model.parameters()"
+            f"optimizer: {len(optimized - known)} of its parameters belong neither to the model "
+            "nor to the loss; construct it with model.parameters()"
         )
     for result in joint.results:
         target = result.target
         if target is None:
             continue
-        given = result.kind is OutputKind.GRADIENT
-        if given and not joint.value(target).requires_grad:
-            continue  # on the meta device there may be such; nobody wants them
-        if target.kind is not (InputKind.PARAMETER if given else InputKind.BUFFER):
-            what = "requires a gradient" if given else "is changed in forward"
-            yield f"optimizer: {target.name} {what}, which a step with its updates does not do"
-    yield from _shared_memory(joint)
+        is_gradient = result.kind is OutputKind.GRADIENT
+        if is_gradient and not joint.value(target).requires_grad:
+            continue  # these exist on the meta device, and are not used
+        if target.kind is not (InputKind.PARAMETER if is_gradient else InputKind.BUFFER):
+            reason = "requires a gradient" if is_gradient else "is changed in forward"
+            yield f"optimizer: {target.name} {reason}, which a step with updates does not support"
+    yield from _shared_memory_errors(joint)
 
 
-def _quantized_faults(joint: Joint, own: Any) -> Iterator[str]:
-    """Yield why an optimizer does not train the int8 layers of a step."""
+def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
+    """Yield an error if an optimizer cannot train the int8 layers of a step."""
     layers = trained_layers(joint.module)
-    for rule, parameters in rules_of(own):
+    for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
             if not isinstance(rule, Sgd) or rule.momentum:
                 got = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
                 yield f"optimizer: int8 weights are trained by SGD without momentum, got {got}"
                 return
-            if layer.rounding != ROUNDINGS[0] and not _counts(own, layer):
+            if layer.rounding != ROUNDINGS[0] and not _counts_updates(optimizer, layer):
                 yield (
-                    f"optimizer: int8 weights with {layer.rounding} rounding need one that counts "
-                    "updates: pmt.QuantizedSGD of the model that has them"
+                    f"optimizer: int8 weights with {layer.rounding} rounding need an optimizer "
+                    "that counts updates: pmt.QuantizedSGD of the model that contains them"
                 )
                 return
 
 
-def _counts(optimizer: Any, layer: TrainedLayer) -> bool:
-    """Whether an optimizer has the number of the next update of an int8 layer."""
-    owner = owner_of(optimizer, layer.weight_gradient)
+def _counts_updates(optimizer: Any, layer: TrainedLayer) -> bool:
+    """Return whether an optimizer counts the updates of an int8 layer, for stochastic rounding."""
+    owner = find_owner(optimizer, layer.weight_gradient)
     return isinstance(owner, QuantizedSGD) and id(layer.weight_gradient) in owner.sites()
 
 
-def _shared_memory(joint: Joint) -> Iterator[str]:
-    """Yield where tensors share memory that are not the same: one would change with the other."""
-    there: dict[int, tuple[int, str]] = {}
+def _shared_memory_errors(joint: Joint) -> Iterator[str]:
+    """Yield an error per argument that shares memory with a different argument.
+
+    An update of one would change the other.
+    """
+    first_uses: dict[int, tuple[int, str]] = {}
     values = list(map(joint.value, joint.arguments))
     for argument, value in zip(joint.arguments, values, strict=True):
         if not isinstance(value, torch.Tensor) or argument.kind is InputKind.TANGENT:
             continue
         identity = id(value) if argument.kind is not InputKind.USER_INPUT else storage_key(value)
-        other, name = there.setdefault(storage_key(value), (identity, argument.name))
+        other, name = first_uses.setdefault(storage_key(value), (identity, argument.name))
         if other != identity:
-            yield f"optimizer: {name} and {argument.name} share memory; give each its own"
+            yield f"optimizer: {name} and {argument.name} share memory; use separate tensors"
 
 
-class _Extension:
-    """A captured graph on its way to one with updates."""
+class _OptimizerExtension:
+    """Extends a captured graph by the updates of an optimizer, in place."""
 
     def __init__(
         self,
         joint: Joint,
         optimizer: torch.optim.Optimizer,
-        parameters: dict[int, _Trained],
+        parameters: dict[int, _TrainedParameter],
         accumulate: int,
     ) -> None:
         self.joint = joint
@@ -432,30 +437,32 @@ class _Extension:
         self.batches = accumulate
         self.new: list[InputSpec] = []
         self.totals: dict[int, tuple[fx.Node, ...]] = {}
-        """The sum of the gradients of a parameter so far, by its identity."""
+        """Graph inputs for the gradient sum of a parameter, by the parameter's ``id``."""
         self.quantized = trained_layers(joint.module)
-        """Int8 layers by the identity of the parameter that stands for their weights."""
-        self.buffers = {id(joint.value(a)): a for a in joint.of(InputKind.BUFFER)}
+        """Int8 layers by the ``id`` of the parameter that stands for their weights."""
+        self.buffers = {id(joint.value(a)): a for a in joint.arguments_of(InputKind.BUFFER)}
 
-    def extended(self, clip_grad_norm: float | None) -> Joint:
-        """Put the operations in front of the graph's output."""
-        count = self._accumulate() if self.batches > 1 else None
-        factors = () if clip_grad_norm is None else (self._norm(float(clip_grad_norm)),)
-        self._update_buffers()
-        groups = rules_of(self.optimizer)
+    def extend(self, clip_grad_norm: float | None) -> Joint:
+        """Add inputs and operations of the updates before the graph's output; return the step."""
+        count = self._add_gradient_sums() if self.batches > 1 else None
+        factors = (
+            () if clip_grad_norm is None else (self._add_gradient_norm(float(clip_grad_norm)),)
+        )
+        self._add_buffer_updates()
+        groups = group_rules(self.optimizer)
         for number, (rule, parameters) in enumerate(groups):
             keys = [id(p) for p in parameters if id(p) in self.parameters]
             if keys:
                 name = f"lr[{number}]" if len(groups) > 1 else "lr"
-                rate = self._argument(name, LearningRate(self.optimizer, number))
+                rate = self._add_argument(name, LearningRate(self.optimizer, number))
                 for key in keys:
-                    self._update(self.parameters[key], rule, rate, factors, count)
+                    self._add_update(self.parameters[key], rule, rate, factors, count)
         if count is not None:
-            self._operation(BODY, BatchCount(self.batches), [count])
+            self._add_operation(BODY, BatchCount(self.batches), [count])
         returned = (OutputKind.LOSS, OutputKind.OUTPUT)
         results = tuple(r for r in self.joint.results if r.kind in returned)
         self.graph.output_node().args = (tuple(result.node for result in results),)
-        self._erase_unread()
+        self._erase_unread_nodes()
         arguments = (*self.joint.arguments, *self.new)
         return replace(
             self.joint,
@@ -465,53 +472,53 @@ class _Extension:
             clip_grad_norm=clip_grad_norm,
         )
 
-    def _erase_unread(self) -> None:
-        """Take out what nothing reads now that the loss is the only result."""
+    def _erase_unread_nodes(self) -> None:
+        """Erase nodes without readers, except updates and random operators."""
         for node in reversed(self.graph.nodes):
-            own = node.op != "call_function" or isinstance(node.target, Update)
-            draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if not (own or draws or node.users):
+            is_needed = node.op != "call_function" or isinstance(node.target, Update)
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if not (is_needed or is_random or node.users):
                 self.graph.erase_node(node)
 
-    def _argument(self, name: str, held: LearningRate | OptimizerSlot | FirstValue) -> fx.Node:
-        """Add an input of the graph that the optimizer holds, or the step beside it."""
+    def _add_argument(self, name: str, held: LearningRate | OptimizerSlot | FirstValue) -> fx.Node:
+        """Add a graph input for a value of the optimizer, or for exported state beside it."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new)}")
         is_rate = isinstance(held, LearningRate)
         kind = InputKind.LEARNING_RATE if is_rate else InputKind.MOMENT
-        self.new.append(InputSpec(kind=kind, node=node, target="", name=name, held=held))
+        self.new.append(InputSpec(kind=kind, node=node, target="", name=name, optimizer_value=held))
         return node
 
-    def _operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
+    def _add_operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
         with self.graph.inserting_before(self.graph.output_node()):
             node = self.graph.call_function(operation, arguments)
         node.meta["custom"] = {ANNOTATION: path}
         return node
 
-    def _norm(self, max_norm: float) -> fx.Node:
+    def _add_gradient_norm(self, max_norm: float) -> fx.Node:
         gradients = [
             [*self.totals.get(key, ()), *trained.gradients]
             for key, trained in self.parameters.items()
         ]
         norm = GradientNorm(max_norm, [trained.parameter for trained in self.parameters.values()])
-        return self._operation(BODY, norm, gradients)
+        return self._add_operation(BODY, norm, gradients)
 
-    def _accumulate(self) -> fx.Node:
-        """Add the sums of gradients so far; return how many batches they are of."""
+    def _add_gradient_sums(self) -> fx.Node:
+        """Add graph inputs for gradient sums and for their number of batches; return the latter."""
         for key, trained in self.parameters.items():
             zero = torch.zeros_like(trained.parameter, requires_grad=False)
-            name = f"{self._shown(trained).name}.{GRADIENT}"
-            self.totals[key] = (self._argument(name, FirstValue(zero)),)
-        return self._argument(BATCHES, FirstValue(torch.tensor(0)))
+            name = f"{self._weight_argument(trained).name}.{GRADIENT}"
+            self.totals[key] = (self._add_argument(name, FirstValue(zero)),)
+        return self._add_argument(BATCHES, FirstValue(torch.tensor(0)))
 
-    def _shown(self, trained: _Trained) -> InputSpec:
-        """Return the argument whose name nodes and state of an update have: the weight itself."""
+    def _weight_argument(self, trained: _TrainedParameter) -> InputSpec:
+        """Return the graph input that names an update: the parameter, or its int8 weight."""
         layer = self.quantized.get(id(trained.parameter))
         return trained.arguments[0] if layer is None else self.buffers[id(layer.weight)]
 
-    def _update(
+    def _add_update(
         self,
-        trained: _Trained,
+        trained: _TrainedParameter,
         rule: Rule,
         rate: fx.Node,
         factors: tuple[fx.Node, ...],
@@ -519,14 +526,16 @@ class _Extension:
     ) -> None:
         layer = self.quantized.get(id(trained.parameter))
         if layer is not None:
-            self._update_quantized(
+            self._add_quantized_update(
                 layer, trained, rule, (rate, *([count] if count else ()), *factors)
             )
             return
         argument = trained.arguments[0]
-        owner = owner_of(self.optimizer, trained.parameter)
+        owner = find_owner(self.optimizer, trained.parameter)
         moments = [
-            self._argument(f"{argument.name}.{key}", OptimizerSlot(owner, trained.parameter, key))
+            self._add_argument(
+                f"{argument.name}.{key}", OptimizerSlot(owner, trained.parameter, key)
+            )
             for key in rule.moments
         ]
         state = [argument.node, *moments, *self.totals.get(id(trained.parameter), ())]
@@ -535,22 +544,26 @@ class _Extension:
         if count is not None:
             update = AccumulatingUpdate(rule, self.batches)
             others = (rate, count, *factors)
-        self._operation(argument.target, update, state, trained.gradients, *others)
+        self._add_operation(argument.target, update, state, trained.gradients, *others)
 
-    def _update_quantized(
-        self, layer: TrainedLayer, trained: _Trained, rule: Any, others: tuple[fx.Node, ...]
+    def _add_quantized_update(
+        self,
+        layer: TrainedLayer,
+        trained: _TrainedParameter,
+        rule: Any,
+        others: tuple[fx.Node, ...],
     ) -> None:
         """Add the update of the int8 weights that a parameter stands for."""
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
-        owner = owner_of(self.optimizer, trained.parameter)
+        owner = find_owner(self.optimizer, trained.parameter)
         draws = None
         if layer.rounding != ROUNDINGS[0]:
             group = next(
                 k
-                for k, each in enumerate(owner.param_groups)
-                if any(p is trained.parameter for p in each["params"])
+                for k, param_group in enumerate(owner.param_groups)
+                if any(p is trained.parameter for p in param_group["params"])
             )
             draws = partial(owner.draws, group)
         sites = owner.sites() if isinstance(owner, QuantizedSGD) else {}
@@ -561,11 +574,11 @@ class _Extension:
             batches=self.batches,
         )
         state = [*weights, *self.totals.get(id(trained.parameter), ())]
-        path = self._shown(trained).target
-        self._operation(path, update, state, trained.gradients, scale, *others)
+        path = self._weight_argument(trained).target
+        self._add_operation(path, update, state, trained.gradients, scale, *others)
 
-    def _update_buffers(self) -> None:
-        """Add an operation for each module whose buffers change."""
+    def _add_buffer_updates(self) -> None:
+        """Add one update per module with changed buffers; raise if a buffer has several names."""
         changed: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
         seen: set[int] = set()
         for result in self.joint.results:
@@ -576,11 +589,11 @@ class _Extension:
             if key in seen:
                 raise CaptureError(
                     f"{self.joint.name}: optimizer: buffer {target.name} has several names and "
-                    "changes; give each module its own"
+                    "changes; use a separate buffer in each module"
                 )
             seen.add(key)
             owner = target.target.rpartition(".")[0] or BODY
             changed.setdefault(owner, []).append((target.node, result.node))
         for owner, pairs in changed.items():
             state, values = zip(*pairs, strict=True)
-            self._operation(owner, BufferUpdate(), list(state), list(values))
+            self._add_operation(owner, BufferUpdate(), list(state), list(values))

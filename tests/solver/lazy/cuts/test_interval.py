@@ -19,7 +19,7 @@ from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
-from poetmodel.problem.infeasibility import obstacle
+from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin, IntervalSeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator, largest_sum
 
@@ -150,7 +150,7 @@ def separated(numbers, kind, n, *, own=False):
             choices = {"recompute": problem.recompute, "paging": problem.can_page}
             schedule = random_schedule(rng, problem.graph, **choices)
             problem = with_random_rows(rng, problem, schedule)
-        if obstacle(problem) is not None:
+        if infeasibility_reason(problem) is not None:
             continue
         rng = seeded(f"rows of {seed}")
         relaxation = relaxation_of(problem, random_rows(rng, problem, rng.choice((0.3, 0.5, 0.8))))
@@ -342,7 +342,7 @@ def test_optima_stay_and_linear_bounds_rise(part):
     for number in part.of(range(1500)):
         seed = f"rounded/{number}"
         problem = scarce_problem(seed, (5, 13))
-        if problem.minimize == Quantity.RAM or obstacle(problem) is not None:
+        if problem.minimize == Quantity.RAM or infeasibility_reason(problem) is not None:
             continue
         relaxation = relaxation_of(problem, random_rows(seeded(f"rows of {seed}"), problem, 0.5))
         rows = RoundingSeparator(relaxation, MOST_SUMS).rows()

@@ -88,7 +88,10 @@ static void pm_print_error(const char *what, uint32_t step, int error)
     if (step) pm_complain(pm_text_of_integer(step, text));
     pm_complain(": error ");
     pm_complain(pm_text_of_integer((uint64_t)error, text));
-    pm_complain(error == PM_TORN ? " (the state is torn)\n" : "\n");
+    pm_complain(error == PM_TORN          ? " (the state is torn)\n"
+                : error == PM_ERROR_EMPTY ? " (storage has no state: train without resume first)\n"
+                : error == PM_ERROR_OTHER ? " (storage has the state of another program)\n"
+                                          : "\n");
 }
 
 /* What is written: all state, or the gradients where nothing updates. */

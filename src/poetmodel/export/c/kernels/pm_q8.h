@@ -73,6 +73,13 @@ static inline int16x2_t pm_q8_odd(uint32_t word)
     return halves;
 }
 
+/* The larger of each pair of bytes. */
+static inline uint32_t pm_q8_larger(uint32_t a, uint32_t b)
+{
+    (void)__ssub8((int8x4_t)a, (int8x4_t)b); /* sets the flags that __sel reads */
+    return __sel((uint8x4_t)a, (uint8x4_t)b);
+}
+
 /* Two halves of the same number. */
 static inline int16x2_t pm_q8_halves(int32_t number)
 {

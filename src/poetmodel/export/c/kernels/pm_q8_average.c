@@ -20,8 +20,29 @@ void pm_q8_average(int8_t *out, const int8_t *x, const int32_t *rows, const int3
             const int32_t *restrict const column = columns + 2 * j;
             const int32_t seen = column[1] - column[0], tall = row[1] - row[0];
             const int8_t *first = x + image + row[0] * line + column[0] * x_step;
-            for (int32_t c = 0; c < channels; c++) {
-                int32_t sum = -zero_x * seen * tall;
+            const int32_t start = -zero_x * seen * tall;
+            int32_t c = 0;
+#if PM_Q8_SIMD
+            /* The sums of at most 256 bytes are halves of words. */
+            for (; c + 3 < channels && seen * tall <= 256; c += 4) {
+                int16x2_t even = 0, odd = 0;
+                for (int32_t r = 0; r < tall; r++) {
+                    const int8_t *from = first + c + r * line;
+                    for (int32_t k = seen; k > 0; k--) {
+                        const uint32_t word = pm_q8_word(from);
+                        even = __sadd16(even, pm_q8_even(word));
+                        odd = __sadd16(odd, pm_q8_odd(word));
+                        from += x_step;
+                    }
+                }
+                to[c] = pm_q8_element((float)(start + (int16_t)even) * own * factor, zero);
+                to[c + 1] = pm_q8_element((float)(start + (int16_t)odd) * own * factor, zero);
+                to[c + 2] = pm_q8_element((float)(start + (even >> 16)) * own * factor, zero);
+                to[c + 3] = pm_q8_element((float)(start + (odd >> 16)) * own * factor, zero);
+            }
+#endif
+            for (; c < channels; c++) {
+                int32_t sum = start;
                 for (int32_t r = 0; r < tall; r++) {
                     const int8_t *from = first + c + r * line;
                     for (int32_t k = seen; k > 0; k--) {

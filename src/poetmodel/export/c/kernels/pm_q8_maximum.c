@@ -13,7 +13,20 @@ void pm_q8_maximum(int8_t *out, const int8_t *x, const int32_t *rows, const int3
         const int8_t *image = x + i / height * x_height * x_width * x_step;
         for (int32_t j = 0; j < width; j++) {
             const int32_t *restrict const column = columns + 2 * j;
-            for (int32_t c = 0; c < channels; c++) {
+            int32_t c = 0;
+#if PM_Q8_SIMD
+            for (; c + 3 < channels; c += 4) {
+                uint32_t best = 0x80808080u;
+                for (int32_t y = row[0]; y < row[1]; y += row_step) {
+                    const int8_t *from = image + (y * x_width + column[0]) * x_step + c;
+                    for (int32_t z = column[0]; z < column[1]; z += column_step, from += column_step * x_step) {
+                        best = pm_q8_larger(best, pm_q8_word(from));
+                    }
+                }
+                memcpy(out + c, &best, sizeof best);
+            }
+#endif
+            for (; c < channels; c++) {
                 int32_t best = -128;
                 for (int32_t y = row[0]; y < row[1]; y += row_step) {
                     for (int32_t z = column[0]; z < column[1]; z += column_step) {

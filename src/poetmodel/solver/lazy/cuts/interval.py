@@ -114,7 +114,9 @@ class IntervalSeparator:
                 _add(terms, relaxation.recomputed.get((group, k)))
         if right > 0 or origin.again:
             pairs = ((value, column) for column, value in sorted(terms.items()))
-            yield Cut.of(pairs, lower=right, name=self.family, origin=origin, in_bytes=False)
+            yield Cut.from_terms(
+                pairs, lower=right, name=self.family, origin=origin, in_bytes=False
+            )
 
     def _add_entering(self, i: int, first: int, terms: dict[int, float]) -> float:
         """Add keeping tensor `i` into group `first`; return it where it is a constant.

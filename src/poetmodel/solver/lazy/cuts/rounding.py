@@ -93,7 +93,7 @@ class RoundingSeparator:
                 scale = row[0][0]
                 ordered = sorted(row[:end], key=itemgetter(1))
                 terms = ((-bytes_ / scale, column) for bytes_, column in ordered)
-                yield Cut.of(terms, lower=-right / scale, name=self.family)
+                yield Cut.from_terms(terms, lower=-right / scale, name=self.family)
 
     def _crossing(self, q: int, own: set[int]) -> Iterator[tuple[int, int]]:
         """Yield (bytes, column) of what may cross the end of the group of stage `q`.

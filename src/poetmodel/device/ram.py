@@ -1,4 +1,4 @@
-"""RAM of a training step on a device, whatever budget it was planned for."""
+"""RAM that a training step needs on a device, by kind, compared with the device's RAM."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Device
     from poetmodel.graph.catalogue import InputShape
 
-ROOM: Final = ("resident_bytes", "device_ram_bytes", "fits_device")
-"""Keys of files and JSON about the RAM of a device."""
-GAUGE: Final = "device_ram"
-"""The key of the gauge."""
+DEVICE_RAM_KEYS: Final = ("resident_bytes", "device_ram_bytes", "fits_device")
+"""Keys in files and JSON of the RAM needed on a device."""
+GAUGE_KEY: Final = "device_ram"
+"""Key of the gauge in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +27,21 @@ class RamUse:
     """RAM in use at one step of a schedule, by kind."""
 
     state_bytes: int = 0
-    """Parameters and moments: state that is resident, and copies of state on storage [B]."""
+    """Parameters and moments: resident state, and copies of state on storage [B]."""
     activation_bytes: int = 0
-    """Everything else: what the forward pass and the loss made, and samples [B]."""
+    """Outputs of the forward pass and the loss, and samples [B]."""
     gradient_bytes: int = 0
-    """Bytes made by nodes of the backward pass [B]."""
+    """Outputs of the backward pass [B]."""
     workspace_bytes: int = 0
-    """Memory that the step needs only while it runs [B]."""
+    """Memory that the step needs only during its execution [B]."""
 
     @property
     def total_bytes(self) -> int:
-        """All kinds together [B]."""
+        """Sum of all kinds [B]."""
         return self.state_bytes + self.activation_bytes + self.gradient_bytes + self.workspace_bytes
 
     def with_resident(self, graph: Graph) -> RamUse:
-        """Return the use with the resident bytes of a graph, each kind where it belongs."""
+        """Return the RAM use plus a graph's resident bytes, assigned to their kinds."""
         kinds = dict(graph.resident_bytes)
         gradient_bytes = kinds.pop("gradients", 0)
         return RamUse(
@@ -55,50 +55,52 @@ class RamUse:
 def ram_use(
     graph: Graph, copies: Iterable[int], *, step: int | None = None, dying: Collection[int] = ()
 ) -> RamUse:
-    """Return the RAM of a step, by kind.
+    """Return the RAM in use at a step, by kind.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
     copies : iterable of int
-        The tensors in RAM during the step, each as often as there are copies of it; what replaces
-        state takes nothing.
+        The tensors in RAM during the step, once per copy. Replacements of state count 0 bytes.
     step : int, optional
-        The node that is computed, which adds its workspace. None where the step only pages.
+        The node that is computed, whose workspace is added. None if the step only pages.
     dying : collection of int
-        The tensors whose last use this is. What an output saves by taking over the memory of one of
-        them is off its own kind.
+        The tensors whose last use is this step. If an output overwrites one of them, the saved
+        bytes are subtracted from the output's kind.
     """
     sizes = graph.tensor_bytes
-    of_kind = {"state": 0, "activation": 0, "gradient": 0}
+    bytes_of_kind = {"state": 0, "activation": 0, "gradient": 0}
     for i in copies:
-        of_kind[kind_of(graph, i)] += 0 if i in graph.state_of else sizes[i]
+        bytes_of_kind[tensor_kind(graph, i)] += 0 if i in graph.state_of else sizes[i]
     if step is not None:
         for y, x in graph.in_place_of[step]:
             if x in dying:
-                of_kind[kind_of(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
+                bytes_of_kind[tensor_kind(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
     return RamUse(
-        **{f"{kind}_bytes": used for kind, used in of_kind.items()},
+        **{f"{kind}_bytes": used for kind, used in bytes_of_kind.items()},
         workspace_bytes=0 if step is None else graph.nodes[step].workspace_bytes,
     )
 
 
-def kind_of(graph: Graph, i: int) -> str:
+def tensor_kind(graph: Graph, i: int) -> str:
     """Return the kind of a tensor: ``state``, ``activation`` or ``gradient``."""
     phase = graph.nodes[graph.node_of[i]].phase
     return {Phase.STATE: "state", Phase.BACKWARD: "gradient"}.get(Phase(phase), "activation")
 
 
-def part_of(graph: Graph, i: int | None) -> int:
-    """Return the member of `PARTS` for a tensor; None stands for a workspace."""
+def kind_index(graph: Graph, i: int | None) -> int:
+    """Return the index in `KIND_NAMES` of a tensor's kind; None stands for a workspace."""
     if i is None:
-        return len(PARTS) - 1
-    return ("state", "activation", "gradient").index(kind_of(graph, i))
+        return len(KIND_NAMES) - 1
+    return ("state", "activation", "gradient").index(tensor_kind(graph, i))
 
 
-def keep_all_use(graph: Graph) -> RamUse:
-    """Return the use at the keep-all peak: everything is kept to its last use, state throughout."""
+def keep_all_ram_use(graph: Graph) -> RamUse:
+    """Return the RAM use at the keep-all peak.
+
+    Tensors are kept until their last use, state throughout.
+    """
     profile = checkpoint_all_profile(graph)
     k = profile.index(max(profile))
     last_use = [
@@ -114,33 +116,33 @@ def keep_all_use(graph: Graph) -> RamUse:
     return ram_use(graph, kept, step=k, dying=dying)
 
 
-def floor_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
-    """Return the use at the floor, the largest working set of one step; see `floor`."""
+def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
+    """Return the RAM use at the largest working set of one step; see `floor`."""
     k = floor(graph, memory_mapped=memory_mapped).node
-    apart = graph.state_tensors if memory_mapped else ()
-    copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(apart)
+    on_storage = graph.state_tensors if memory_mapped else ()
+    copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(on_storage)
     return ram_use(graph, copies, step=k, dying=graph.inputs_of[k])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStep:
-    """A built-in network with its state in the graph, in place of resident bytes beside it."""
+    """Settings that put a built-in network's state into its graph, instead of resident bytes."""
 
     state: str
     in_place: bool
     min_bytes: int
-    """Minimum RAM of the whole step [B]."""
+    """Minimum RAM of the step with state [B]."""
 
 
 def find_whole_step(
     name: str, shape: InputShape, device: Device | None, *, paging: bool
 ) -> WholeStep | None:
-    """Return the whole step of a built-in network if it fits a device.
+    """Return settings with which the step of a built-in network, state included, fits a device.
 
-    None if the network is no built-in one, has its state in the graph already, or exceeds the RAM
-    of the device even with the smallest optimizer and operators in place.
+    None if the network is not built-in, has its state in the graph already, or exceeds the device's
+    RAM even with the smallest optimizer and in-place operators. None without a device.
     """
-    if device is None or name not in model_names() or shape.given.get("state"):
+    if device is None or name not in model_names() or shape.overrides.get("state"):
         return None
     pages = paging and device.storage is not None
     whole = WholeStep(state="sgd", in_place=True, min_bytes=0)
@@ -155,23 +157,23 @@ def find_whole_step(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRoom:
-    """RAM of a step on a device: its peak and the resident bytes."""
+class DeviceRam:
+    """Peak and resident bytes of a step, compared with the RAM of a device."""
 
     device: str
     """Short name of the device."""
     ram_bytes: int
     """RAM of the device [B]."""
     peak_bytes: int
-    """Most that tensors and workspaces take at once [B]."""
+    """Maximum of tensors and workspaces in RAM at once [B]."""
     resident_bytes: int
-    """Parameters, gradients and optimizer state, which stay in RAM beside them [B]."""
+    """Parameters, gradients and optimizer state, which stay in RAM in addition to the peak [B]."""
     use: RamUse | None = None
-    """Both by kind; None where only their sum is known."""
+    """Peak and resident bytes by kind; None if only their sum is known."""
 
     @classmethod
-    def of(cls, device: Device | None, graph: Graph, peak: int | RamUse) -> DeviceRoom | None:
-        """Compare a peak of a graph's training step with a device; None where there is none."""
+    def compare(cls, device: Device | None, graph: Graph, peak: int | RamUse) -> DeviceRam | None:
+        """Compare a peak of a graph's training step with a device's RAM; None without a device."""
         if device is None:
             return None
         use = peak if isinstance(peak, RamUse) else None
@@ -185,38 +187,37 @@ class DeviceRoom:
 
     @property
     def needed_bytes(self) -> int:
-        """Peak and resident bytes together [B]."""
+        """Sum of peak and resident bytes [B]."""
         return self.peak_bytes + self.resident_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the device has that much RAM."""
+        """Whether the device has `needed_bytes` of RAM."""
         return self.needed_bytes <= self.ram_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Free RAM, 0 if there is none [B]."""
+        """Free RAM [B]; 0 if the step does not fit."""
         return max(0, self.ram_bytes - self.needed_bytes)
 
     @property
     def missing_bytes(self) -> int:
-        """Missing RAM, 0 if the step fits [B]."""
+        """Missing RAM [B]; 0 if the step fits."""
         return max(0, self.needed_bytes - self.ram_bytes)
 
     def remark(self) -> str:
-        """Describe whether the step fits, what it needs, and which part is too much."""
-        return f"{'fits' if self.fits else 'does not fit'}; {self._needs()}"
+        """Return a phrase: whether the step fits, its RAM, and the kind that exceeds the device."""
+        return f"{'fits' if self.fits else 'does not fit'}; {self._describe_need()}"
 
     def warning(self) -> str | None:
-        """Return a sentence where the step does not fit, else None."""
+        """Return a warning if the step does not fit, else None."""
         if self.fits:
             return None
         ram = format_bytes(self.ram_bytes)
-        return (
-            f"the step does not fit device {self.device}, which has {ram} of RAM: {self._needs()}"
-        )
+        needs = self._describe_need()
+        return f"the step does not fit device {self.device}, which has {ram} of RAM: {needs}"
 
-    def _needs(self) -> str:
+    def _describe_need(self) -> str:
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         needs = f"it needs {peak} at the peak"
         if self.resident_bytes:
@@ -231,42 +232,42 @@ class DeviceRoom:
         return f"{needs}; together they are too much"
 
 
-def room_figures(room: DeviceRoom | None) -> dict[str, Any]:
-    """Return the figures that files and JSON state and the gauge, None without a device."""
-    values = dict.fromkeys(ROOM)
-    if room is not None:
-        values |= zip(ROOM, (room.resident_bytes, room.ram_bytes, room.fits), strict=True)
-    return values | {GAUGE: gauge(room)}
+def device_ram_metrics(ram: DeviceRam | None) -> dict[str, Any]:
+    """Return the metrics of files and JSON, including the gauge; all None without a device."""
+    values = dict.fromkeys(DEVICE_RAM_KEYS)
+    if ram is not None:
+        values |= zip(DEVICE_RAM_KEYS, (ram.resident_bytes, ram.ram_bytes, ram.fits), strict=True)
+    return values | {GAUGE_KEY: gauge(ram)}
 
 
-PARTS: Final = ("state", "activations", "gradients", "workspace")
-"""The kinds of a gauge, in words, in the order of `RamUse`."""
+KIND_NAMES: Final = ("state", "activations", "gradients", "workspace")
+"""Display names of the kinds of RAM use, in the order of the fields of `RamUse`."""
 
 
-def gauge(room: DeviceRoom | None) -> dict[str, Any] | None:
-    """Return the gauge of a device for JSON: RAM by kind and whether the step trains there.
+def gauge(ram: DeviceRam | None) -> dict[str, Any] | None:
+    """Return the device gauge for JSON: RAM use by kind, free or missing bytes, whether it trains.
 
-    Resident bytes count, whatever the budget counts. None where the kinds are not known.
+    Includes resident bytes, even if the budget does not count them. None if the kinds are unknown.
     """
-    if room is None or room.use is None:
+    if ram is None or ram.use is None:
         return None
     return {
-        "ram_bytes": room.ram_bytes,
-        **asdict(room.use),
-        "free_bytes": room.free_bytes,
-        "missing_bytes": room.missing_bytes,
-        "trains": room.fits,
+        "ram_bytes": ram.ram_bytes,
+        **asdict(ram.use),
+        "free_bytes": ram.free_bytes,
+        "missing_bytes": ram.missing_bytes,
+        "trains": ram.fits,
     }
 
 
-def gauge_claims(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the figures of a gauge by their places in JSON; nothing without one."""
-    return {f"{GAUGE}.{key}": value for key, value in (values or {}).items()}
+def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values of a gauge by JSON path; {} without a gauge."""
+    return {f"{GAUGE_KEY}.{key}": value for key, value in (values or {}).items()}
 
 
-def gauge_words(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the RAM that is left or missing, and what takes the rest, in words."""
-    taken = {name: values[part.name] for name, part in zip(PARTS, fields(RamUse), strict=True)}
+def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return two phrases: the RAM that is free or missing, and the RAM in use by kind."""
+    taken = {name: values[part.name] for name, part in zip(KIND_NAMES, fields(RamUse), strict=True)}
     parts = [f"{name} {format_bytes(size)}" for name, size in taken.items() if size]
     rest = f"{format_bytes(values['free_bytes'])} free"
     if values["missing_bytes"]:

@@ -1,0 +1,171 @@
+"""Least budgets of the back end, with gradients that are returned and with gradients it adds."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from harness import DONE, RecordedRun, Study, record
+from poetmodel.sweeps.measurement import FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from poetmodel.sweeps.measurement import Record
+
+KIND: Final = "floors"
+"""Kind of the records."""
+NETWORKS: Final = ("mlp", "gpt", "vit", "resnet18", "res2net50")
+"""Networks of `pytorch.networks`."""
+BATCHES: Final = {"mlp": 16, "gpt": 2, "vit": 4, "resnet18": 4, "res2net50": 2}
+"""Samples of each network."""
+RATIOS: Final = (1.0, 1.01, 1.03, 1.1, 1.3, 2.0)
+"""Budgets that are tried, over the least peak that was found; the first that works counts."""
+WALL_RATIO: Final = 30.0
+"""Longest wall time of the search, as a multiple of its processor time."""
+SEED: Final = 0
+"""Of weights, inputs and dropout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloorRun(RecordedRun):
+    """One network, whose back end returns gradients or adds them to ``.grad``."""
+
+    network: str
+    is_added: bool
+    limit_s: float = 5.0
+    """Processor time to search for the least peak [s]."""
+
+    @property
+    def name(self) -> str:
+        """Name in the records."""
+        return f"{self.network} | {'added' if self.is_added else 'returned'}"
+
+
+def floor_runs(networks: tuple[str, ...] = NETWORKS) -> Iterator[FloorRun]:
+    """Yield two runs for each network."""
+    for network in networks:
+        for is_added in (False, True):
+            yield FloorRun(network=network, is_added=is_added)
+
+
+def measure(fields: dict[str, Any], _: Any) -> Record:
+    """Search for the least budget in which a network trains; return the record."""
+    import torch
+
+    warnings.simplefilter("ignore")  # of PyTorch
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    run = FloorRun(**fields)
+    return record(KIND, run.name, cell=fields, torch=torch.__version__, **_floor(run))
+
+
+def _floor(run: FloorRun) -> dict[str, Any]:
+    import torch
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    from poetmodel.errors import BudgetError
+    from poetmodel.torch.graph.tensors import heap_peak_bytes
+
+    model, loss = _network(run.network)
+    expected = copy.deepcopy(model)
+    _step(expected, loss)
+    back, step = _compile_passes(run, copy.deepcopy(model), loss, "100%")
+    step()
+    keep_all_bytes, least_bytes, bound_bytes = _least(back, run.limit_s)
+    facts: dict[str, Any] = {
+        "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+        "keep_all_bytes": keep_all_bytes,
+        "found_bytes": least_bytes,
+        "bound_bytes": bound_bytes,
+    }
+    for ratio in RATIOS:
+        trained = copy.deepcopy(model)
+        budget_bytes = min(ceil(ratio * least_bytes), keep_all_bytes)
+        back, step = _compile_passes(run, trained, loss, budget_bytes)
+        try:
+            step()
+        except BackendCompilerFailed as error:
+            if not isinstance(error.inner_exception, BudgetError):
+                raise
+            continue
+        pairs = zip(trained.parameters(), expected.parameters(), strict=True)
+        equal = all(torch.equal(ours.grad, other.grad) for ours, other in pairs)
+        peak_bytes = heap_peak_bytes(step)  # ``.grad`` is there, and grows
+        status = DONE if equal and peak_bytes <= budget_bytes else FAILED
+        reason = "" if status == DONE else f"equal: {equal}, peak: {peak_bytes:,} B"
+        return {
+            **facts,
+            "status": status,
+            "reason": reason,
+            "budget_bytes": budget_bytes,
+            "peak_bytes": peak_bytes,
+            "overhead": back.plans[0].overhead,
+            "equal": equal,
+        }
+    return {**facts, "status": FAILED, "reason": "no budget that was tried works"}
+
+
+def _network(name: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a network, and what returns its loss for one batch."""
+    import torch
+
+    from pytorch import networks
+
+    torch.manual_seed(SEED)
+    model, loss_fn, (x, y) = getattr(networks, name)(BATCHES[name])
+    return model, lambda net: loss_fn(net(x), y)
+
+
+def _step(model: Any, loss: Callable[[Any], Any]) -> None:
+    import torch
+
+    torch.manual_seed(SEED)
+    loss(model).backward()
+
+
+def _compile_passes(
+    run: FloorRun, model: Any, loss: Callable[[Any], Any], ram: str | int
+) -> tuple[Any, Callable[[], None]]:
+    """Return a back end, and forward and backward pass of a network by it."""
+    import torch
+
+    import poetmodel.torch as pmt
+
+    torch.compiler.reset()
+    back = pmt.backend(
+        ram, cache=False, device="rpi4b", add_gradients=run.is_added, time_limit=run.limit_s
+    )
+    compiled = torch.compile(loss, backend=back, fullgraph=True, dynamic=False)
+    return back, partial(_step, model, compiled)
+
+
+def _least(back: Any, limit_s: float) -> tuple[int, int, int]:
+    """Return the peak with everything kept, the least that was found, and its bound [B]."""
+    from poetmodel.clock import processor_clock
+    from poetmodel.solver import solve
+
+    (planned,) = back._planned  # noqa: SLF001 - records do not have the problem
+    keep_all_bytes = planned.record.keep_all_bytes
+    beside_bytes = planned.record.predicted_peak_bytes - planned.check.peak_ram_bytes
+    problem = replace(planned.result.problem, ram="100%", minimize="ram")
+    with processor_clock(WALL_RATIO * limit_s):
+        found = solve(problem, time_limit=limit_s, gap=0.0, threads=1)
+    least_bytes = (found.peak_ram_bytes or problem.ram_budget_bytes) + beside_bytes
+    return keep_all_bytes, least_bytes, ceil(found.bound or 0.0) + beside_bytes
+
+
+STUDY: Final = Study(
+    name=KIND,
+    kind=KIND,
+    runs=floor_runs,
+    smoke_runs=lambda: [FloorRun(network="mlp", is_added=True, limit_s=1.0)],
+    measure=measure,
+    preloaded=("torch", "poetmodel.torch", "highspy", "pytorch.networks"),
+    grace_s=1200.0,
+)

@@ -1,0 +1,119 @@
+"""Whole steps that need nearly all RAM, as ``poetmodel export`` states them: the gap at the limit.
+
+Tensors that do not fit are in tiles. Addresses are not chosen. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import poetmodel as pm
+from harness import PRELOADED, RecordedRun, Study, record, warm_up
+from mcu.boards import BOARD, BoardRun, captured, network
+from poetmodel.budgets import TileChoice
+from poetmodel.device import Costs, Device
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.tiling.choice import chosen_tiles
+from poetmodel.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.sweeps.measurement import Record
+
+KIND: Final = "tiled step"
+"""Kind of the records."""
+DEVICE: Final = "nrf52840"
+BUDGETS: Final = (("ds-cnn", "128KiB"), ("resnet8", "128KiB"), ("mobilenetv1-vww", "256KiB"))
+"""Networks, and the RAM of each step."""
+LIMIT_S: Final = 300.0
+"""Time limit of a solve [s]."""
+GAP: Final = 0.01
+"""Gap at which a solve ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiledRun(RecordedRun):
+    """One solve of a whole step."""
+
+    network: str
+    """A network of `mcu.networks`."""
+    ram: str
+    """RAM of the step, with inputs, stack and runtime."""
+    limit_s: float = LIMIT_S
+    """Time limit [s]."""
+    seed: int = 0
+    """Seed of the solver."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run in the records."""
+        return f"{self.network} | {self.ram} | {self.seed}"
+
+    def tiles_and_problem(self) -> tuple[int | None, pm.Problem]:
+        """Return the size of tiles [B], the largest that fits, and the problem.
+
+        The size is None where the step stays whole.
+        """
+        board = BoardRun(part=BOARD, network=self.network, board=DEVICE, ram=self.ram)
+        step, device = captured(board, network(board)), Device.load(DEVICE)
+        room = parse_size(self.ram, field="ram") - reserved_bytes(step, STACK_BYTES)
+        tile_bytes, step = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=room, paging=True)
+        return tile_bytes, pm.Problem(step.graph, Costs.estimate(step.graph, device), ram=room)
+
+
+def runs(seeds: tuple[int, ...] = (0,)) -> Iterator[TiledRun]:
+    """Yield each network with each seed of the solver."""
+    for name, ram in BUDGETS:
+        for seed in seeds:
+            yield TiledRun(network=name, ram=ram, seed=seed)
+
+
+def smoke_runs() -> Iterator[TiledRun]:
+    """Yield the smallest network, for a second."""
+    name, ram = BUDGETS[0]
+    yield TiledRun(network=name, ram=ram, limit_s=1.0)
+
+
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Solve a whole step and return the record; stating the problem is not timed."""
+    run = TiledRun(**fields)
+    warm_up()
+    tile_bytes, problem = run.tiles_and_problem()
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    result = pm.solve(problem, time_limit=run.limit_s, gap=GAP, threads=1, seed=run.seed)
+    return record(
+        KIND,
+        run.name,
+        cell=asdict(run),
+        workers=1,
+        threads=1,
+        seconds=time.perf_counter() - begun_s,
+        cpu_s=time.process_time() - begun_cpu_s,
+        tile_bytes=tile_bytes,
+        graph_nodes=len(problem.graph.nodes),
+        ram_budget_bytes=problem.ram_budget_bytes,
+        status=str(result.status),
+        termination=str(result.termination),
+        gap=result.gap,
+        requested_gap=result.requested_gap,
+        overhead_j=result.overhead_j,
+        overhead_bound_j=result.overhead_bound_j,
+        baseline_energy_j=problem.baseline_energy_j,
+        gaps=[(round(at_s, 1), float(f"{gap:.4g}")) for at_s, gap in result.gap_over_time],
+        violations=len(result.violations),
+        statistics=dict(result.statistics),
+        versions=dict(result.versions),
+    )
+
+
+STUDY: Final = Study(
+    name="tiled",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure,
+    preloaded=(*PRELOADED, "torch"),
+)
