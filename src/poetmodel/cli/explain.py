@@ -66,7 +66,7 @@ def explain(
     with live_line(enabled=not output.json, doing="verifying"):
         stated = read_valid_schedule(given.schedule, source, costing)
     print_warnings(stated.notes)
-    explanation = make_explanation(stated, given.tensor)
+    explanation = summarize_decisions(stated, given.tensor)
     if given.tensor is not None:
         if stated.document.status != "optimal":
             print_warnings([NOT_PROVEN])
@@ -84,7 +84,7 @@ def explain(
         _print_schedule(explanation)
 
 
-def _print_tensor(explanation: Explanation) -> None:
+def _print_tensor(explanation: DecisionSummary) -> None:
     """Print the tables of one tensor: its decision, and the costs of changes."""
     (decision,) = explanation.explained
     graph = explanation.stated.graph
@@ -98,7 +98,7 @@ def _print_tensor(explanation: Explanation) -> None:
         show(fact_table("What a change costs", changes))
 
 
-def _alternative_row(explanation: Explanation, other: Alternative) -> Fact:
+def _alternative_row(explanation: DecisionSummary, other: Alternative) -> Fact:
     """Return the extra cost of a schedule without a decision, with its proof status."""
     name = f"without {other.forbidden}"
     if other.status == "infeasible":
@@ -129,7 +129,7 @@ def _alternative_row(explanation: Explanation, other: Alternative) -> Fact:
     return text_fact(name, text, "; ".join((*parts, proof)))
 
 
-def _ram_row(explanation: Explanation, step: RamStep) -> Fact:
+def _ram_row(explanation: DecisionSummary, step: RamStep) -> Fact:
     """Return the saving of the next larger RAM budget that helps, with its proof status."""
     problem = explanation.stated.problem
     budget = problem.ram_budget_bytes
@@ -159,7 +159,7 @@ def _ram_row(explanation: Explanation, step: RamStep) -> Fact:
     return text_fact(f"with {found_text} more RAM", _format_change(explanation, -step.saved), proof)
 
 
-def _format_change(explanation: Explanation, extra: float) -> str:
+def _format_change(explanation: DecisionSummary, extra: float) -> str:
     """Format an extra amount of the minimized quantity with its sign; 0 within the tolerance."""
     shown = explanation.stated.problem.objective.format
     if abs(extra) <= explanation.noise:
@@ -167,7 +167,7 @@ def _format_change(explanation: Explanation, extra: float) -> str:
     return f"{'-' if extra < 0 else '+'}{shown(abs(extra))}"
 
 
-def _decision_facts(explanation: Explanation, decision: Decision) -> Iterator[Fact]:
+def _decision_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the decision on a tensor, its costs, and where the tensor is over time."""
     graph = explanation.stated.graph
     size = graph.tensor_bytes[decision.tensor]
@@ -189,7 +189,7 @@ def _decision_facts(explanation: Explanation, decision: Decision) -> Iterator[Fa
     )
 
 
-def _in_place_facts(explanation: Explanation, decision: Decision) -> Iterator[Fact]:
+def _in_place_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory."""
     graph, i = explanation.stated.graph, decision.tensor
     if i in graph.state_of:
@@ -229,7 +229,7 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
 
 
-def _print_schedule(explanation: Explanation) -> None:
+def _print_schedule(explanation: DecisionSummary) -> None:
     """Print the table of the schedule and its most expensive decisions."""
     show(
         fact_table(f"Schedule for {explanation.stated.graph.name}", _explanation_facts(explanation))
@@ -242,7 +242,7 @@ def _print_schedule(explanation: Explanation) -> None:
     print_text("'poetmodel explain SCHEDULE TENSOR' explains one tensor.")
 
 
-def _explanation_facts(explanation: Explanation) -> Iterator[Fact]:
+def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
     """Yield the facts about the schedule; those about single tensors are only in JSON."""
     stated = explanation.stated
     graph, simulation = stated.graph, stated.simulation
@@ -286,7 +286,7 @@ def _explanation_facts(explanation: Explanation) -> Iterator[Fact]:
         yield Fact("next_ram_step", None if step is None else step.to_dict())
 
 
-def _in_place_summary(explanation: Explanation) -> Iterator[Fact]:
+def _in_place_summary(explanation: DecisionSummary) -> Iterator[Fact]:
     """Yield the number of operations in place, and the bytes that they save at the peak."""
     graph, uses, saved_bytes = (
         explanation.stated.graph,
@@ -302,7 +302,7 @@ def _in_place_summary(explanation: Explanation) -> Iterator[Fact]:
         yield Fact("in_place", values, "in place", lambda _: text, note)
 
 
-def _full_steps(explanation: Explanation) -> Fact:
+def _full_steps(explanation: DecisionSummary) -> Fact:
     """Return the number of steps whose RAM is at its limit, with the fullest ones."""
     graph, points = explanation.stated.graph, explanation.at_limit
     fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
@@ -315,7 +315,7 @@ def _full_steps(explanation: Explanation) -> Fact:
     )
 
 
-def _decision_rows(explanation: Explanation) -> Iterator[tuple[str, ...]]:
+def _decision_rows(explanation: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
     for group in explanation.groups:
         many, choice = len(group.members), group.members[0].choice
@@ -340,7 +340,7 @@ NOT_PROVEN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class DecisionSummary:
     """Decisions of a schedule, its full steps, and the costs of alternatives."""
 
     stated: VerifiedSchedule
@@ -373,7 +373,7 @@ class Explanation:
         return max(GAP * objective.overhead_of(simulation), min_gain)
 
 
-def make_explanation(stated: VerifiedSchedule, tensor: str | None) -> Explanation:
+def summarize_decisions(stated: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
     """Explain the decision on one tensor, or the most expensive decisions if `tensor` is None."""
     from poetmodel.schedule.decisions import (
         find_decisions,
@@ -392,7 +392,7 @@ def make_explanation(stated: VerifiedSchedule, tensor: str | None) -> Explanatio
         folds = _fold_decisions(most_expensive, problem.graph)
     else:
         explained = [decisions[_tensor_index(stated, tensor)]]
-    return Explanation(
+    return DecisionSummary(
         stated=stated,
         decisions=decisions,
         at_limit=at_limit,
@@ -404,7 +404,7 @@ def make_explanation(stated: VerifiedSchedule, tensor: str | None) -> Explanatio
     )
 
 
-def _with_costs(explanation: Explanation, search: options.SearchOptions) -> Explanation:
+def _with_costs(explanation: DecisionSummary, search: options.SearchOptions) -> DecisionSummary:
     """Add the alternatives to the decision on a tensor, and the next RAM step, by solving."""
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 
