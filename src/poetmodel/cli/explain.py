@@ -459,7 +459,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
 def _tensor_index(stated: VerifiedSchedule, name: str) -> int:
     index = stated.graph.tensor_index
     if name not in index:
-        hint = did_you_mean(name, index, most=3)
+        hint = did_you_mean(name, index, max_names=3)
         message = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
         raise InputError(f"{message}; {hint}" if hint else message)
     return index[name]

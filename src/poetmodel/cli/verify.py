@@ -25,7 +25,7 @@ from poetmodel.cli.plan import arena_facts
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.files import as_text, read_bytes
+from poetmodel.files import decode_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.problem import Problem
 from poetmodel.problem.rows import within
@@ -138,7 +138,7 @@ def _verify_schedule(
     """Verify a schedule; return its facts, the title of their table, and the device RAM."""
     from poetmodel.schedule.document import parse_document
 
-    stated = parse_document(as_text(content, source=str(path)), source=str(path))
+    stated = parse_document(decode_text(content, source=str(path)), source=str(path))
     graph = resolve_graph(source, stated.schedule.identity, source=path).graph
     if source.graph is not None:
         limits = resolve_ram(limits, source.graph, source.shape)
@@ -256,7 +256,7 @@ def _read_plan(
     from poetmodel.plan.document import PlanDocument, parse_document
 
     if not is_binary(content):
-        stated = parse_document(as_text(content, source=str(path)), source=str(path))
+        stated = parse_document(decode_text(content, source=str(path)), source=str(path))
         return stated, resolve_graph(source, stated.plan.identity, source=path).graph
     try:
         graph = resolve_binary_graph(source, content, source=path)

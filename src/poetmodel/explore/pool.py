@@ -100,7 +100,7 @@ class WorkerPool:
             if on_frame is not None:
                 loop.call_soon_threadsafe(on_frame, news)
 
-        reply = worker.call(run_task, self.catalogue, job, body, on_news=forward)
+        reply = worker.call(run_task, self.catalogue, job, body, on_progress=forward)
         try:
             return await asyncio.wrap_future(reply)
         except PoetModelError as error:

@@ -18,7 +18,7 @@ import torch
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import (
     OutputStructure,
@@ -148,7 +148,7 @@ def capture(
             # The backward of oneDNN's LSTM cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
-            rare_collections(),
+            infrequent_gc(),
         ):
             with draws.restored():
                 _observe(stepped, flat, attributes, reads, changes)

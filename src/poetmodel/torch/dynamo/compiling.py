@@ -14,7 +14,7 @@ from torch._functorch import partitioners
 from torch._subclasses import FakeTensor
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
@@ -221,7 +221,7 @@ class Backend(GraphPlanner):
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
-        with CAPTURE_LOCK, native_operators(), strides, lazy, rare_collections():
+        with CAPTURE_LOCK, native_operators(), strides, lazy, infrequent_gc():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
             return CompiledVariant(compiled, counted)

@@ -34,7 +34,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import listed
 from poetmodel.placement.lifetimes import Block, Span
 from poetmodel.placement.placing import place_blocks
@@ -99,7 +99,7 @@ def edge_program(
         If the step cannot be exported, or an operator has no kernel: names it.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
-    with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
+    with quiet(), infrequent_gc(), explained(name), sdpa_kernel(SDPBackend.MATH):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
         edge = _edge(_export_forward_backward(exported))
@@ -275,7 +275,7 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool) -> LoweredProgram:
     before = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
-    with quiet(), rare_collections(), temporary_setting(setter, counted, before):
+    with quiet(), infrequent_gc(), temporary_setting(setter, counted, before):
         # It changes what it makes a program of.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)

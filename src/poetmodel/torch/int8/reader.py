@@ -101,6 +101,24 @@ class Reader:
         made = QuantizedNetwork if self.training.nodes else QuantizedFront
         return made(self.layers, self.wires, flat=self.flat)
 
+    def check_operators(self) -> None:
+        """Raise `InputError` for the first operator that has no pattern.
+
+        The module may be prepared alone: ranges of activations need not be known. Operators whose
+        inputs are all constants, sizes, and operators that the result does not need are allowed.
+        """
+        graph = self.module.graph
+        needed = _needed(graph.output_node().args[0])
+        varying = set(graph.find_nodes(op="placeholder"))
+        for node in graph.nodes:
+            if not varying.intersection(node.all_input_nodes):
+                continue
+            varying.add(node)
+            known = is_quantizing(node) or node.target in self.patterns
+            is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
+            if node.op == "call_function" and node in needed and not known and not is_size:
+                self.refuse(node, self._unknown(node))
+
     def _finish(self, node: fx.Node) -> None:
         """Add what returns the result in float."""
         value = self.values[node]
@@ -342,7 +360,8 @@ def _name(node: fx.Node) -> str:
 def _needed(result: Any) -> set[fx.Node]:
     """Return the nodes that a result depends on."""
     needed: set[fx.Node] = set()
-    pending = [result] if isinstance(result, fx.Node) else []
+    results = result if isinstance(result, tuple | list) else [result]
+    pending = [node for node in results if isinstance(node, fx.Node)]
     while pending:
         node = pending.pop()
         if node not in needed:
