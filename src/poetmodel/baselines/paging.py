@@ -61,7 +61,7 @@ def offload_all(problem: Problem) -> Schedule:
         )
     if all(node.phase in FORWARD or node.is_state for node in problem.graph.nodes):
         raise MethodNotApplicableError(
-            "it pages what the backward pass reads, and the graph has no backward nodes"
+            "it pages tensors that the backward pass reads, and the graph has no backward nodes"
         )
 
     @in_best_homes

@@ -164,8 +164,8 @@ def _equality_answer(step: Facts) -> Words:
     count, many = certificate["compared"], len(certificate["differences"])
     random = "" if certificate["random_equal"] else "; the random generator ends in another state"
     if certificate["equal"]:
-        what = "parameters, optimizer state" if certificate.get("updates") else "gradients"
-        text = f"all {count} results (loss, {what}, buffers) and the random generator, bit for bit"
+        results_text = "parameters, optimizer state" if certificate.get("updates") else "gradients"
+        text = f"all {count} results (loss, {results_text}, buffers) and the random generator, bit for bit"
         return "Equal", text, "good"
     text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
     return "Different", text, "bad"
