@@ -236,6 +236,7 @@ def _observe(
     written = WrittenTensors(stepped.buffers())
 
     def forward() -> None:
+        """Run the captured module once on copies of the inputs."""
         random = torch.random.fork_rng(devices=[])
         with random, warnings.catch_warnings(action="ignore"), written:
             stepped(*copy_inputs(tuple(inputs)))
@@ -319,6 +320,7 @@ def _wrap_with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
+            """Return the loss, other outputs of the model, and the result of checks."""
             with assigned.tracking(), checks.watching():
                 inputs = unflatten(flat, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]

@@ -369,6 +369,7 @@ def output_specs(
 
 
 def _unsupported_message(name: str, direction: str, descriptor: object) -> str:
+    """Return the message for an AOTAutograd input or output that is not supported."""
     if "Token" in type(descriptor).__name__:
         return (
             f"{name}: the step has an operation with an effect (it prints, for example), which "

@@ -51,7 +51,7 @@ from poetmodel.torch.capturing.inputs import (
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.errors import CaptureError, explained, quiet
-from poetmodel.torch.graph.tensors import fake
+from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -215,9 +215,9 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
         """Change the graph of a module."""
         for node in module.graph.nodes:
             operator = operator_of(node)
-            if operator in _RESHAPES and fake(node).is_contiguous():
+            if operator in _RESHAPES and fake_value(node).is_contiguous():
                 node.target, node.kwargs = _VIEW, {}
-                node.args = (node.args[0], list(fake(node).shape))
+                node.args = (node.args[0], list(fake_value(node).shape))
             elif operator is _aten.permute_copy.default:
                 source, dims = node.args
                 if operator_of(source) is operator and _undo(source.args[1], dims):
@@ -236,7 +236,7 @@ def is_view(node: fx.Node) -> bool:
     """Whether a node of an edge program shows memory of another, without a copy."""
     return (
         node.target is _VIEW
-        and fake(node).is_contiguous()
+        and fake_value(node).is_contiguous()
         and all(user.op != "output" for user in node.users)
     )
 

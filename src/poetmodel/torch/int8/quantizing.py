@@ -14,7 +14,7 @@ from torch import nn
 
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.errors import explained, quiet, require_package
-from poetmodel.torch.graph.operators import module_of
+from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reader import Training
 from poetmodel.torch.int8.reading import check_operators, front_of, is_converted
@@ -184,7 +184,7 @@ def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> f
         for node in converted.graph.nodes
         if node.target in (*_WEIGHTED, aten.convolution.default)
     ]
-    paths = [module_of(node) for node in weighted]
+    paths = [module_path(node) for node in weighted]
     if train == "all":
         return frozenset(weighted)
     if isinstance(train, str) and (last := _LAST.fullmatch(train)):

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from poetmodel.errors import InputError
-from poetmodel.torch.graph.operators import module_of, operator_name
+from poetmodel.torch.graph.operators import module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.int8.levels import Levels, single
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
@@ -338,7 +338,7 @@ class Reader:
 
     def refuse(self, node: fx.Node, why: str) -> NoReturn:
         """Raise `InputError` with an operator, its module, and the reason."""
-        path = module_of(node)
+        path = module_path(node)
         where = f" in {path!r}" if path else ""
         self._fault(f"{operator_name(node)}{where}: {why}")
 
@@ -354,7 +354,7 @@ def _rescaling(old: Levels, new: Levels) -> QuantizedLayer:
 
 def _name(node: fx.Node) -> str:
     """Return what a layer is called: after its module."""
-    return module_of(node).replace(".", "_") or operator_name(node)
+    return module_path(node).replace(".", "_") or operator_name(node)
 
 
 def _needed(result: Any) -> set[fx.Node]:
