@@ -165,7 +165,10 @@ def _equality_answer(step: Facts) -> Words:
     random = "" if certificate["random_equal"] else "; the random generator ends in another state"
     if certificate["equal"]:
         results_text = "parameters, optimizer state" if certificate.get("updates") else "gradients"
-        text = f"all {count} results (loss, {results_text}, buffers) and the random generator, bit for bit"
+        text = (
+            f"all {count} results (loss, {results_text}, buffers) and the random generator, "
+            "bit for bit"
+        )
         return "Equal", text, "good"
     text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
     return "Different", text, "bad"
