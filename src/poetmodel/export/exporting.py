@@ -40,7 +40,7 @@ from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import find_cheapest_tiles
-from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -287,8 +287,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         )
 
     with_tiles = partial(_with_tiles, deployment, stored=sample_storage)
-    fitting = fitting_tiles(
-        step, choice, board, room_bytes=room, paging=pages, names_nodes=profile is not None
+    fitting = candidate_tiles(
+        step, choice, board, ram_bytes=room, paging=pages, names_nodes=profile is not None
     )
     chosen = find_cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
     tile_bytes, step = chosen.tile_bytes, chosen.step
@@ -592,15 +592,15 @@ def _ram_remedies(
 
     def needed(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
         room = ram_bytes - reserved
-        size, step = chosen_tiles(whole, choice, device, room_bytes=room, paging=paging)
+        size, step = choose_tiles(whole, choice, device, ram_bytes=room, paging=paging)
         return size, needed_bytes(step, device, paging=paging)
 
     have = device.ram_bytes - reserved
     if not choice.is_auto:
-        size, in_tiles = needed(TileChoice.AUTO, paging=paging)
-        if in_tiles < least and in_tiles <= have:
+        size, divide_step = needed(TileChoice.AUTO, paging=paging)
+        if divide_step < least and divide_step <= have:
             named = TileChoice(size_bytes=size)
-            yield f"take tile {named}, with which it needs {in_tiles + reserved:,} B in all"
+            yield f"take tile {named}, with which it needs {divide_step + reserved:,} B in all"
     if not paging and device.storage is not None:
         _, paged = needed(choice, paging=True)
         if paged < least and paged <= have:
