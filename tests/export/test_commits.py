@@ -381,14 +381,14 @@ def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
     options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
     whole = ran(tmp_path, steps=STEPS, **options)
     flash = tmp_path / "pm_storage.bin"
-    writes = whole.figures["storage_writes"]
+    writes = whole.metrics["storage_writes"]
     for write in (writes // 2, 9 * writes // 10, writes):
         flash.unlink()
         with pytest.raises(ToolchainError, match="ended with status 9"):
             ran(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
         assert flash.stat().st_size > 0
         words = ("resume",)
-        done = ran(tmp_path, steps=0, words=words, **options).figures["resumed"]
+        done = ran(tmp_path, steps=0, words=words, **options).metrics["resumed"]
         assert done % 3 == 0
         rest = ran(tmp_path, steps=STEPS - done, words=words, **options)
         assert rest.state == whole.state
@@ -432,8 +432,8 @@ def test_mapped_storage_in_a_file_outlives_a_power_cut(tmp_path):
     whole = ran(tmp_path, steps=STEPS, **given)
     (tmp_path / "pm_storage.bin").unlink()
     with pytest.raises(ToolchainError, match="status 9"):
-        ran(tmp_path, steps=STEPS, words=(f"cut:{whole.figures['storage_writes'] - 3}",), **given)
-    done = ran(tmp_path, steps=0, words=("resume",), **given).figures["resumed"]
+        ran(tmp_path, steps=STEPS, words=(f"cut:{whole.metrics['storage_writes'] - 3}",), **given)
+    done = ran(tmp_path, steps=0, words=("resume",), **given).metrics["resumed"]
     assert 0 < done < STEPS
     rest = ran(tmp_path, steps=STEPS - done, words=("resume",), **given)
     assert rest.state == whole.state

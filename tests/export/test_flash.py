@@ -16,7 +16,13 @@ from poetmodel.errors import FlashError
 from poetmodel.export import board
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.flash import code_bytes, flash_warning, repeated, table, table_bytes
+from poetmodel.export.flash import (
+    code_bytes,
+    code_sizes,
+    count_elements,
+    flash_warning,
+    table_bytes,
+)
 from poetmodel.export.folder import summary
 from poetmodel.export.source import StepSource
 from poetmodel.lowered.io import load_step
@@ -49,7 +55,7 @@ def exported(folder, device, **given):
 
 def test_the_table_has_all_kernels():
     """Each with its bytes and what it needs of the library, which is there too."""
-    sizes = table()
+    sizes = code_sizes()
     assert sizes["kernels"].keys() == kernel_names()
     for kernel in (*sizes["kernels"].values(), sizes["runtime"], sizes["other"]):
         assert kernel["bytes"] >= 0
@@ -217,7 +223,7 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
         "if (!pm_within(x1, pm_list_0, 0, 5, -100)) return PM_ERROR_INPUT;",
         "PM_TRY(pm_page_out(2, PM_ADDRESS(32), 64 * PM_SCALE));",
     )
-    counts = repeated(made, lines)
+    counts = count_elements(made, lines)
     assert counts["runtime"] == counts["node"] == counts["driver"] == counts["test"] == 1
     assert (counts["call"], counts["address"], counts["constant"], counts["real"]) == (3, 2, 3, 2)
     assert (counts["number"], counts["long number"], counts["other"]) == (6, 1, 3)

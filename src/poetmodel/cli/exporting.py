@@ -266,11 +266,11 @@ def export(
             device=board,
         )
     if wanted.target == ExportTarget.STEP:
-        from poetmodel.export.codes import with_codes
+        from poetmodel.export.codes import fuse_byte_quantization
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 
-        save_step(with_codes(with_byte_inputs(step, given["byte_inputs"])), wanted.out)
+        save_step(fuse_byte_quantization(with_byte_inputs(step, given["byte_inputs"])), wanted.out)
         print_written(wanted.out)
         return
     from poetmodel.export.exporting import export_step
@@ -483,7 +483,7 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield what stored samples take, and the instructions of both kinds of steps."""
-    from poetmodel.export.replay import instructions_of
+    from poetmodel.export.replay import program_instructions
 
     replay = deployment.replay
     if replay is None:
@@ -491,7 +491,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     stored = f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
     yield row("stored samples", f"{replay.samples:,}", stored)
     step, plan = deployment.step, deployment.plan
-    whole, behind = (instructions_of(step, plan, nodes) for nodes in ((), replay.front.nodes))
+    whole, behind = (program_instructions(step, plan, nodes) for nodes in ((), replay.front.nodes))
     yield row("  instructions", f"{behind:,}", f"of a step on one, estimated; on a batch {whole:,}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, pass_slot
-from poetmodel.export.ranges import Indices, indices_of, traced
+from poetmodel.export.ranges import Indices, index_operands, trace_copies
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -239,8 +239,8 @@ class ProgramSource:
             for tensor in node.outputs
         }
         for calls in self.step.calls:
-            for indices in (indices for call in calls for indices in indices_of(call)):
-                given = traced(indices, makers)
+            for indices in (indices for call in calls for indices in index_operands(call)):
+                given = trace_copies(indices, makers)
                 if given.ref.buffer in self._callers:
                     refused = list(self._refused(given))
                     stored = self._replay is None or given.ref.buffer in self._stored_inputs
@@ -249,7 +249,7 @@ class ProgramSource:
 
     def _refused(self, indices: Indices) -> Iterator[str]:
         """Yield what ends the program where indices are out of their range and were not asked."""
-        known = any(others.imply(indices) for others in self._within)
+        known = any(others.implies(indices) for others in self._within)
         if known or indices.ref.buffer in self._constants:
             return
         self._within.append(indices)
@@ -300,7 +300,7 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield one of a node's calls; what it writes to mapped state goes by the driver."""
         call = calls[place]
-        for indices in indices_of(call):
+        for indices in index_operands(call):
             yield from self._refused(indices)
         refs = changed(call)
         written = {ref.buffer for ref in refs} & replaced

@@ -14,8 +14,8 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
-from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
-from poetmodel.export.codes import with_codes
+from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_error
+from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
@@ -23,11 +23,11 @@ from poetmodel.export.deployment import (
     reserved_bytes,
     stack_bytes,
 )
-from poetmodel.export.flash import check_flash, program_sizes, smallest
+from poetmodel.export.flash import check_flash, program_sizes, smallest_program
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
-from poetmodel.export.migration import load_source, migration_of
-from poetmodel.export.replay import in_plan_order, replay_of
+from poetmodel.export.migration import load_generation, match_state
+from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.source import StepSource
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -239,7 +239,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         evaluation=step.evaluation if evaluate else None,
     )
     check_values(step)
-    step = with_codes(with_byte_inputs(step, byte_inputs))
+    step = fuse_byte_quantization(with_byte_inputs(step, byte_inputs))
     commit = commit or commit_every > 1
     source = _migration_source(migrate_from, board, commit=commit)
     sample_storage = partial(_sample_storage, samples=replay, device=board, commit=commit)
@@ -252,7 +252,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     pages = paging and _costs(step, board, profile).pages is not None
     room = ram_bytes - reserved
     whole, first = step, Weights.of(step)
-    least_plan, no_addresses = smallest(step)
+    least_plan, no_addresses = smallest_program(step)
     deployment = Deployment(
         step=step,
         identity=identity,
@@ -308,7 +308,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             reserved=reserved,
             paging=paging,
         )
-        raise ram_refusal(
+        raise ram_error(
             step,
             board,
             ram_bytes=ram_bytes,
@@ -330,8 +330,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         available_bytes=available,
         start=None if chosen.result is None else chosen.result.schedule,
     )
-    stored = stored and in_plan_order(stored, step, plan)
-    migration = None if source is None else migration_of(step, source)
+    stored = stored and order_outputs(stored, step, plan)
+    migration = None if source is None else match_state(step, source)
     deployment = replace(
         deployment, plan=plan, arena=arena, result=result, replay=stored, migration=migration
     )
@@ -365,7 +365,7 @@ def _sample_storage(
             f"replay: the storage of {device.name} forgets without power, and stored samples with "
             "it; commit to its flash too, where samples lie then"
         )
-    return replay_of(step, samples, GenerationLayout.for_device(device))
+    return create_replay(step, samples, GenerationLayout.for_device(device))
 
 
 def _migration_source(
@@ -374,7 +374,7 @@ def _migration_source(
     """Return how the folder wrote generations whose state is taken over, if one is named."""
     if folder is None:
         return None
-    source = load_source(folder)
+    source = load_generation(folder)
     if not commit or device.is_volatile or source["in_flash"]:
         raise InputError(
             "migrate_from: expected commits to the storage of the device, of both folders; give "
@@ -418,7 +418,7 @@ def _with_tiles(
 
     `stored` returns its storage of samples.
     """
-    plan, arena = smallest(step)
+    plan, arena = smallest_program(step)
     cut = replace(deployment, step=step, tile_bytes=tile_bytes, replay=stored(step))
     return replace(cut, plan=plan, arena=arena)
 

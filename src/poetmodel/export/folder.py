@@ -16,15 +16,15 @@ from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import (
     FORWARDING,
     SHARED,
-    headers,
-    licensed,
-    prototypes,
-    renamed,
-    write_shared,
+    add_licence,
+    apply_prefix,
+    included_headers,
+    kernel_header,
+    write_shared_kernels,
 )
 from poetmodel.export.migration import state_pieces
 from poetmodel.export.packaging import command_block, folder_words
-from poetmodel.export.replay import instructions_of, rows_of, stored_arena_bytes
+from poetmodel.export.replay import program_instructions, sample_tensor_names, stored_arena_bytes
 from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, write_bytes, write_text, writing
@@ -122,9 +122,9 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     binary = deployment.weights is WeightsFormat.BINARY
     code = {
         "src/pm.h": FORWARDING.format(path="../include/pm.h"),
-        "src/pm_kernels.h": prototypes(kernels, shared),
+        "src/pm_kernels.h": kernel_header(kernels, shared),
         **{f"src/{name}.c": text for name, text in kernels.items()},
-        **dict(headers(kernels.values())),
+        **dict(included_headers(kernels.values())),
     }
     if deployment.prefix == "pm":
         code["include/pm_step.h"] = FORWARDING.format(path="pm.h")
@@ -132,11 +132,13 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     needed = (each for each in _templates() if _is_needed(each[0], deployment))
     code |= {name: fill_template(text, words) for name, text in needed}
     texts = {
-        renamed(name, deployment.prefix): licensed(name, renamed(text, deployment.prefix))
+        apply_prefix(name, deployment.prefix): add_licence(
+            name, apply_prefix(text, deployment.prefix)
+        )
         for name, text in code.items()
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
-    data = {renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
+    data = {apply_prefix("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
     names = sorted((*texts, *data, _MANIFEST))
     texts[_MANIFEST] = manifest(deployment, source, command=command, names=names)
     with writing(folder):
@@ -149,7 +151,7 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
             if name not in names:
                 (folder / name).unlink(missing_ok=True)
     if deployment.shared_kernels is not None:
-        write_shared(folder / deployment.shared_kernels, shared)
+        write_shared_kernels(folder / deployment.shared_kernels, shared)
     for name, text in texts.items():
         write_text(folder / name, text)
     for name, content in data.items():
@@ -351,19 +353,19 @@ def _replay(deployment: Deployment) -> dict[str, Any]:
         "replay": {
             "samples": replay.samples,
             "sample_bytes": replay.sample_bytes,
-            "holds": list(rows_of(step, front)),
+            "holds": list(sample_tensor_names(step, front)),
             "sample_id": front_identity(step, front)[:8],
             "stored_bytes": replay.stored_bytes,
             "group_samples": replay.group_samples,
             "group_bytes": replay.group_bytes,
             "step": {
                 "ram_bytes": deployment.arena_bytes + reserved,
-                "instructions": instructions_of(step, plan),
+                "instructions": program_instructions(step, plan),
                 "nodes": len(step.graph.nodes),
             },
             "stored_step": {
                 "ram_bytes": stored + reserved - beside,
-                "instructions": instructions_of(step, plan, front.nodes),
+                "instructions": program_instructions(step, plan, front.nodes),
                 "nodes": len(step.graph.nodes) - len(front.nodes),
             },
         }

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.errors import InputError, shown
-from poetmodel.export.codes import with_codes
+from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.masks import masked
 from poetmodel.export.unrolled import unrolled
 from poetmodel.export.values import check_finite
@@ -96,7 +96,7 @@ def lower(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)
-    return with_codes(masked(unrolled(step)) if masks else step)
+    return fuse_byte_quantization(masked(unrolled(step)) if masks else step)
 
 
 class StepLowering:
