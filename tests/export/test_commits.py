@@ -137,8 +137,8 @@ def test_said_is_what_the_flash_counts(programs, plan):
         commits = made.commit and number % made.commit_every == 0
         least, most, erases = step_writes(made, commits=commits)
         assert least <= written <= most
-        assert erased == erases or (made.generations_in_block > 1 and erased == 0 < erases)
-    commits, shared = STEPS // made.commit_every + 1, made.generations_in_block
+        assert erased == erases or (made.generations_per_block > 1 and erased == 0 < erases)
+    commits, shared = STEPS // made.commit_every + 1, made.generations_per_block
     if made.commit and shared > 1:  # pm_init makes the first commit
         total = sum(map(int, re.findall(r"erases (\d+)", said)))
         assert total == -(-commits // shared) * made.commit_erases
@@ -212,7 +212,7 @@ def test_power_cut_at_any_moment(programs, whole, plan):
 
 def start_of(made, commit):
     """Return where the generation of a commit begins [B]; that of ``pm_init`` is number 0."""
-    block, shared = made.commit_erases * made.layout.erase_block_bytes, made.generations_in_block
+    block, shared = made.commit_erases * made.layout.erase_block_bytes, made.generations_per_block
     blocks, place = divmod(commit % made.generations, shared)
     return blocks * block + place * (block // shared // 256 * 256)
 
@@ -221,7 +221,7 @@ def test_small_generations_share_a_large_block(programs):
     """A block of 256 KiB is erased for the first of its generations alone, and endures as long."""
     program = programs("forgets, in RAM")
     made = program.deployment
-    shared = made.generations_in_block
+    shared = made.generations_per_block
     assert shared > 10
     assert made.generations == 2 * shared
     assert made.saved_bytes == 2 * 262_144

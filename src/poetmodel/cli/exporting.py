@@ -290,9 +290,9 @@ def export(
     print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
     facts = list(_facts(deployment))
     if output.json:
-        from poetmodel.export.folder import summary
+        from poetmodel.export.folder import summarize
 
-        print_json(summary(deployment))
+        print_json(summarize(deployment))
     else:
         show(figures(f"{deployment.step.graph.name} as C", facts))
     print_written(wanted.out)

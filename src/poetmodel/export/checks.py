@@ -12,7 +12,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
-from poetmodel.export.folder import check_folder, check_prefix, check_shared
+from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.replay import check_samples
 from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Quantity
@@ -56,7 +56,7 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
     check_folder(folder)
     check_prefix(prefix)
     if shared_kernels is not None:
-        check_shared(Path(shared_kernels), folder)
+        check_shared_folder(Path(shared_kernels), folder)
     if weights not in list(WeightsFormat):
         raise InputError(f"weights: expected c or binary, got {weights!r}")
     if minimize not in list(Quantity):

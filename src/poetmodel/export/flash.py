@@ -172,7 +172,7 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
     counts["migration"] += deployment.migration is not None
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
-    counts["infer"] += len(deployment.passes)
+    counts["infer"] += len(deployment.forward_passes)
     for line in statements:
         counts["node"] += line.startswith("PM_SLICE(")
         counts["driver"] += line.count("PM_TRY")

@@ -56,7 +56,7 @@ def _table_rows(sizes: Mapping[str, int]) -> str:
 def _storage_words(deployment: Deployment) -> Words:
     """Return the template words for pages and generations on storage, and an example partition."""
     layout, pages = deployment.layout, deployment.page_layout
-    in_place = deployment.plan.memory_mapped and not deployment.saves
+    in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
     size, device, at = deployment.saved_bytes or deployment.stored_bytes, deployment.device, None
     if device is not None and device.flash is not None and device.commits_to_flash:
         at = device.flash.size_bytes - size
@@ -65,13 +65,14 @@ def _storage_words(deployment: Deployment) -> Words:
         "STORAGE": deployment.uses_storage,
         "SAMPLE_SIZE": f"{0 if deployment.replay is None else deployment.replay.sample_bytes:,}",
         "MAPPED": deployment.plan.memory_mapped,
-        "IN_MEMORY": deployment.saves or (deployment.plan.memory_mapped and not deployment.commit),
+        "IN_MEMORY": deployment.copies_to_flash
+        or (deployment.plan.memory_mapped and not deployment.commit),
         "SPI": deployment.uses_storage and not in_place,
         "COMMIT": deployment.commit,
         "COMMIT_EVERY": deployment.commit_every,
         "ONLY_NTH": deployment.commit_every > 1,
         "CHECKSUM": deployment.checksum,
-        "VOLATILE": deployment.saves,
+        "VOLATILE": deployment.copies_to_flash,
         "GENERATIONS": max(1, deployment.generations),
         "GENERATIONS_SIZE": f"{deployment.generations:,}",
         "PAGE_UNIT": pages.write_unit_bytes,
