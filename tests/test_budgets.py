@@ -18,7 +18,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import save_step
 from poetmodel.sweeps.runs import grid
-from poetmodel.tiling.choice import in_tiles, parse_tile
+from poetmodel.tiling.choice import divide_step, parse_tile
 
 BOARD = "nrf52840"
 GAP = 0.5
@@ -103,7 +103,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     found["explore"] = first["ram_bytes"]
     made = export_step(whole, tmp_path / "c", device=BOARD, ram=text, tile=tile, gap=GAP)
     found["export"] = made.result.problem.ram_budget_bytes
-    assert made.step.graph == in_tiles(whole, tile).graph
+    assert made.step.graph == divide_step(whole, tile).graph
     assert made.ram_bytes == bytes_ + reserved_bytes(whole, stack_bytes(None, commit=False))
     assert found == dict.fromkeys(found, bytes_)
 

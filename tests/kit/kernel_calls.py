@@ -268,10 +268,10 @@ def check(operator, *args, tolerance=TOLERANCE, strides=None, **kwargs):
     results = operator(*args, **kwargs)
     expected = results if isinstance(results, tuple | list) else (results,)
     _compare(ours.execute(), expected, tolerance)
-    if ours.operation.elementwise:
+    if ours.operation.is_elementwise:
         own = ours.outputs[0]
         for number, look in enumerate(ours.looks):
-            if look.lies_like(own) and look.type is own.type:
+            if look.has_layout_of(own) and look.type is own.type:
                 again = lowered(operator, *args, strides=strides, in_place_of=number, **kwargs)
                 _compare(again.execute(), expected, tolerance)
     return ours.operation

@@ -410,7 +410,7 @@ def step_of(
             *(["--optimizer"] if optimizer else []),
             *(["--name"] if name else []),
             *(["--accumulate"] if accumulate > 1 else []),
-            *onnx.given,
+            *onnx.given_options,
         )
         if given:
             option = given[0]

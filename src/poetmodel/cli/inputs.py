@@ -71,9 +71,9 @@ def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
     from poetmodel.lowered.io import load_step
-    from poetmodel.tiling.choice import in_tiles
+    from poetmodel.tiling.choice import divide_step
 
-    return in_tiles(load_step(name), shape.tile)
+    return divide_step(load_step(name), shape.tile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def auto_tiles(
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
     from poetmodel.lowered.io import load_step
-    from poetmodel.tiling.choice import fitting_tiles
+    from poetmodel.tiling.choice import candidate_tiles
 
     name = source.model if source.graph is None else source.graph
     if name is None or not is_step_file(name) or not TileChoice.parse(source.tile).is_auto:
@@ -123,11 +123,11 @@ def auto_tiles(
     budget = Budget.from_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
     room_bytes = budget.resolve(checkpoint_all_peak_bytes(step.graph))
     paging = not limits.no_paging and device.storage is not None
-    candidates = fitting_tiles(
+    candidates = candidate_tiles(
         step,
         TileChoice.AUTO,
         device,
-        room_bytes=room_bytes,
+        ram_bytes=room_bytes,
         paging=paging,
         names_nodes=costing.profile is not None or bool(limits.constraints),
     )

@@ -89,12 +89,12 @@ def limits(
 def _in_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
     """Return the size of tiles with which no node needs much, and what one needs [B]."""
     from poetmodel.budgets import TileChoice
-    from poetmodel.tiling.choice import chosen_tiles, needed_bytes
+    from poetmodel.tiling.choice import choose_tiles, needed_bytes
 
     device, paging = problem.costs.device, problem.can_page
     if device is None:
         return None
-    size, found = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=0, paging=paging)
+    size, found = choose_tiles(step, TileChoice.AUTO, device, ram_bytes=0, paging=paging)
     return None if size is None else (size, needed_bytes(found, device, paging=paging))
 
 

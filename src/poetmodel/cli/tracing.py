@@ -317,14 +317,14 @@ class EmulationOptions:
         """Export a step, run it on the emulated board, and return graph, costs and notes."""
         from poetmodel.export.exporting import DEVICE
         from poetmodel.export.measuring import emulated_board, emulated_profile
-        from poetmodel.tiling.choice import in_tiles, parse_tile
+        from poetmodel.tiling.choice import divide_step, parse_tile
 
         device = costing.device or DEVICE
         rate = self.instructions_per_cycle
         choice = parse_tile(tile)
         choice.require_size()
         emulated_board(device, instructions_per_cycle=rate, core=self.core)
-        step = in_tiles(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), choice)
+        step = divide_step(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), choice)
         profile = emulated_profile(
             step,
             device=device,
@@ -356,8 +356,8 @@ def _step_facts(
     if is_onnx(what):
         return onnx.step(sizes.batch), replace(sizes, batch=None)
     said = onnx.step()
-    if said.given and not is_captured(what):
-        raise InputError(f"{said.given[0]}: only applies to ONNX files; {what} is not one")
+    if said.given_options and not is_captured(what):
+        raise InputError(f"{said.given_options[0]}: only applies to ONNX files; {what} is not one")
     return said, sizes
 
 

@@ -126,12 +126,12 @@ class Catalogue:
         name, shape = choice.model, choice.shape
         if name in self.steps:
             from poetmodel.lowered.io import load_step
-            from poetmodel.tiling.choice import in_tiles
+            from poetmodel.tiling.choice import divide_step
 
             if shape.overrides.keys() - {"tile"}:
                 raise InputError(f"{name}: a step file has fixed sizes and state; leave these out")
             path = self.steps[name]
-            step = in_tiles(load_step(path), choice.tile)
+            step = divide_step(load_step(path), choice.tile)
             return Source(graph=step.graph, name=path, shape=shape, step=step)
         if name in self.graphs:
             path = self.graphs[name]

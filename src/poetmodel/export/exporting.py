@@ -40,7 +40,7 @@ from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import cheapest_tiles
-from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -290,11 +290,11 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         )
 
     deploy_tiles = partial(_tiled_deployment, deployment, make_replay=make_replay)
-    fitting = fitting_tiles(
+    fitting = candidate_tiles(
         step,
         choice,
         board,
-        room_bytes=budget_bytes,
+        ram_bytes=budget_bytes,
         paging=may_page,
         names_nodes=profile is not None,
     )
@@ -616,7 +616,7 @@ def _ram_hints(
 
     def choose_tile(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
         room = ram_bytes - reserved
-        size, step = chosen_tiles(whole, choice, device, room_bytes=room, paging=paging)
+        size, step = choose_tiles(whole, choice, device, ram_bytes=room, paging=paging)
         return size, needed_bytes(step, device, paging=paging)
 
     device_bytes = device.ram_bytes - reserved
