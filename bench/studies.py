@@ -24,6 +24,7 @@ STUDIES: Final = {
     "fronts": "mcu.fronts:STUDY",
     "cmsis-nn": "mcu.cmsis_nn:STUDY",
     "int8-training": "pytorch.int8_training:STUDY",
+    "int8-steps": "mcu.int8_steps:STUDY",
     "training": "pytorch.compare:TRAINING",
     "fused": "pytorch.compare:FUSED",
     "library": "pytorch.compare:LIBRARY",

@@ -183,7 +183,9 @@ def int8_training() -> Iterator[LoweredStep]:
         inputs = (given, torch.randint(0, 5, (batch,)))
         for decay in (0.0, 0.1):
             rule = QuantizedSGD(model, lr=0.1, weight_decay=decay)
-            yield lower(model, functional.cross_entropy, inputs, optimizer=rule)
+            step = lower(model, functional.cross_entropy, inputs, optimizer=rule)
+            yield step
+            yield in_tiles(step, "1KiB" if decay else "4KiB")
         yield lower(model, functional.cross_entropy, inputs)
         rounded = quantize(every_layer(width).eval(), [given], train="all", rounding="stochastic")
         for each in (model, rounded):

@@ -184,7 +184,7 @@ def test_updates_have_the_bits_of_eager(decay, sign, bits):
     *both, gradient = (x.view(2, 40, 50) for x in numbers_of_updates())
     rate = float(np.float32(0.3))
     draws = RoundingDraws(update=7, site=3, seed=2**32 - 5)
-    rounding = (draws.site, draws.seed - 2**32, draws.update, 4)
+    rounding = (draws.site, draws.seed - 2**32, draws.update, 4, 0)
     for shape, sizes in (((80, 50), (80, 50)), ((4, 20, 50), (50, 1))):
         state = [x.reshape(shape).clone() for x in both[: bits // 8]]
         gradients_ = gradient.reshape(shape).clone()
@@ -212,7 +212,7 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
         "g": torch.randn(places * results), "s": torch.rand(results), "d": torch.zeros(count),
     }  # fmt: skip
     fused, state = QUANTIZED_FUSED[kernel, update], "wr" if update == "pm_q8_sgd" else "w"
-    numbers = (*(() if len(state) > 1 else (2, 5, 1, 1)), 0.7, 1.0, 0.01)
+    numbers = (*(() if len(state) > 1 else (2, 5, 1, 1, 0)), 0.7, 1.0, 0.01)
     made = (Ref("g"), Ref("x"), *shape, 0.02, -3)
 
     def changed(*calls):
@@ -233,7 +233,7 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
 
     per = (results, 1 if depthwise else count // results)
     two = [
-        Call(kernel, (Ref("d"), *made)),
+        Call(kernel, (Ref("d"), *made, channels if depthwise else count)),
         Call(update, (*map(Ref, f"{state}ds"), *per, 0, count, *numbers)),
     ]
     wanted = changed(*two)

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.digits import exporter
-from kit.nor_flash import C
+from kit.nor_flash import power_cuts
 from kit.programs import done, needs
 from kit.rotation import parts, rotating
 
@@ -42,16 +42,9 @@ def trials(tmp_path_factory):
 
     def run(name, first, count):
         if name not in made:
-            unit, operation, block, generations, home = FLASHES[name]
-            folder, app = folders(home), tmp_path_factory.mktemp("flash") / "app"
-            sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
-            sizes |= {"PM_GENERATIONS": generations, "STEPS": max(5, generations + 2)}
-            flags = [f"-D{macro}={size}u" for macro, size in sizes.items()]
-            includes = (f"-I{folder / 'include'}", f"-I{folder}")
-            main = str(__file__).replace("test_power_cuts.py", "library/cuts.c")
-            sources = [*sorted((folder / "src").glob("*.c")), main]
-            done([*C, *flags, *includes, *sources, "-lm", "-o", app], folder)
-            made[name] = app
+            *flash, home = FLASHES[name]
+            app = tmp_path_factory.mktemp("flash") / "app"
+            made[name] = power_cuts(folders(home), app, *flash)
         return done([made[name], str(first), str(count)], made[name].parent)
 
     return run

@@ -10,10 +10,12 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.export_agreement import SCHEDULES, Exported
-from kit.programs import needs
+from kit.nor_flash import power_cuts
+from kit.programs import done, needs
 from kit.rotation import rotating
 from kit.shared_objects import build
 from poetmodel.export.board import Target, run
+from poetmodel.tiling.choice import in_tiles
 from poetmodel.torch.lowering.step import lower
 
 pytestmark = [pytest.mark.torch, pytest.mark.large]
@@ -155,6 +157,49 @@ def test_schedules_have_the_bits_of_keep_all(schedule, whole, kept, tmp_path):
     exported = Exported(whole[1], tmp_path, **options)
     assert exported.ops["again"] or exported.ops["page_in"] or schedule == "dma"
     assert on_host(exported, 6).same_bits(on_host(kept, 6))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [Target.HOST, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M4))],
+)
+def test_tiles_have_the_bits_of_the_whole_step(target, whole, kept, tmp_path):
+    """Slices of gradients, weights and residuals, on each core; the state has the same bytes."""
+    sliced = Exported(in_tiles(whole[1], 600), tmp_path)
+    states = {value.name: len(value.pieces) for value in sliced.deployment.step.states}
+    assert states["first.weight"] == states["first.residual"] == 3
+    assert sliced.outcome(batches(), 3, target=target).same_bits(on_host(kept, 3))
+
+
+POWER_CUTS = {
+    "paged": ("16 bits", {"share": 0.3}, (8, 8, 1024, 3)),
+    "paged, stochastic": ("stochastic", {"share": 0.3}, (4, 4, 1024, 2)),
+    "in RAM": ("16 bits", {"share": 1.0, "paging": False}, (32, 32, 1024, 2)),
+    "in place": ("16 bits", {"share": 0.1, "device": "nano33ble"}, (4, 4, 16384, 8)),
+    "in tiles": ("16 bits", {"share": 0.3}, (16, 64, 4096, 2)),
+}
+"""Rounding, options of the export, and flash: write unit, what an operation programs, erase block
+[B], generations."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case == "paged" else pytest.mark.slow) for case in POWER_CUTS],
+)
+def test_no_power_cut_loses_int8_state(case, tmp_path):
+    """A restart has weights, residuals and biases of one whole step, and continues with its bits.
+
+    Steps with stochastic rounding draw the numbers of the step that was resumed.
+    """
+    needs("cc")
+    rounding, options, flash = POWER_CUTS[case]
+    step = step_of(network(rounding=rounding), functional.mse_loss)
+    step = in_tiles(step, 600) if case == "in tiles" else step
+    exported = Exported(step, tmp_path / "folder", commit=True, **options)
+    sizes = {value["name"]: value["bytes"] for value in exported.manifest["states"]}
+    assert sizes["grouped.weight"] == 12 * 3 * 9
+    program = power_cuts(tmp_path / "folder", tmp_path / "app", *flash)
+    assert done([program, "0", "60"], tmp_path) == "60 trials\n"
 
 
 @pytest.mark.slow

@@ -25,6 +25,20 @@ def over_nor(folder, driver, program, *flags):
     return program
 
 
+def power_cuts(folder, program, unit, operation, block, generations):
+    """Build the program that cuts the power of an exported folder, and return its path.
+
+    `unit` is the write unit, `operation` what an operation programs, `block` the erase block [B].
+    """
+    sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
+    sizes |= {"PM_GENERATIONS": generations, "STEPS": max(5, generations + 2)}
+    flags = [f"-D{macro}={size}u" for macro, size in sizes.items()]
+    includes = (f"-I{folder / 'include'}", f"-I{folder}", f"-I{FLASH.parent}")
+    sources = [*sorted((folder / "src").glob("*.c")), FLASH.parent / "cuts.c"]
+    done([*C, *flags, *includes, *sources, "-lm", "-o", program], folder)
+    return program
+
+
 def step_writes(made, *, commits=True):
     """Return the least and the most bytes that a step writes to flash, and its erases."""
     writes = () if made.saves else made.page_writes

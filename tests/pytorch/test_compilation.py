@@ -234,7 +234,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     ("mode", "words"),
     [(torch.no_grad, r"gradients are off \(torch\.no_grad"),
      (torch.inference_mode, "inference mode is on"),
-     (lambda: torch.autocast("cpu"), "inside of the model")],
+     (lambda: torch.autocast("cpu"), "inside the model")],
 )  # fmt: skip
 def test_modes_around_captures_and_steps_are_refused(mode, words):
     """Nothing is left behind."""

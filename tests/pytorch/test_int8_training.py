@@ -499,7 +499,7 @@ def test_choose_trains_int8_layers(batches):
 
 
 # -- refusals --------------------------------------------------------------------------------------
-def test_refusals_are_sentences(step, batches, told):
+def test_refusals_are_sentences(step, batches, told, tmp_path):
     """Layers, roundings and factors that there are none of; optimizers without an update."""
     model, x, y = step
     given = (functional.cross_entropy, (x, y))
@@ -527,12 +527,34 @@ def test_refusals_are_sentences(step, batches, told):
     for name, optimizer in optimizers.items():
         with told.raises(CaptureError, name):
             pmt.compile(model, *given, ram="100%", optimizer=optimizer)
+        with told.raises(CaptureError, f"export, {name}"):
+            pmt.export(model, *given, folder=tmp_path / name, optimizer=optimizer)
+        assert not (tmp_path / name).exists()
     stochastic = pmt.quantized(network(), batches, train="last-1", rounding="stochastic")
     with told.raises(CaptureError, "count"):
         plain = torch.optim.SGD(stochastic.parameters(), lr=1.0)
         pmt.compile(stochastic, *given, ram="100%", optimizer=plain)
     with told.raises(CaptureError, "input"):
         model(x.clone().requires_grad_())
+
+
+def test_operators_without_a_kernel_are_refused_before_batches_run(batches, told):
+    """A batch norm that no convolution can take over, a layer without a backward pass."""
+
+    def first_only():
+        yield batches[0]
+        pytest.fail("a second batch was asked for")
+
+    first = nn.Conv2d(3, 4, 3)
+    networks = {
+        "batch norm": nn.Sequential(first, nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)),
+        "softmax": nn.Sequential(first, nn.Softmax(1), nn.Conv2d(4, 4, 1)),
+    }
+    for name, model in networks.items():
+        with told.raises(InputError, name):
+            pmt.quantized(model.eval(), first_only(), train="all")
+        with told.raises(InputError, f"front, {name}"):
+            pmt.quantized(model.eval(), first_only())
 
 
 @pytest.mark.parametrize("copied", [False, True])

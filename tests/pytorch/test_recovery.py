@@ -48,7 +48,7 @@ class Written:
             key = "exp_avg" if kind == "moment" else ""
             storage = TensorStorage(
                 index=index, name=name + key, operation=0, bytes=value.nbytes,
-                layouts=(TensorLayout.of(value),),
+                layouts=(TensorLayout.from_tensor(value),),
             )  # fmt: skip
             tensors.append(StateTensor(storage=storage, kind=kind, owner=f"model.{name}", key=key))
         self.file = StateFile(folder, tensors, name="net", **options)

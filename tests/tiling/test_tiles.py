@@ -174,6 +174,35 @@ def quantized(batch=2):
     return nn.Sequential(front, *end), functional.cross_entropy, inputs
 
 
+class TrainedInt8(nn.Module):
+    """Layers of each kind that takes slices of gradients in int8, with a sum around two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner = nn.Conv2d(3, 12, 3, 2, 1), nn.Conv2d(12, 12, 3, padding=1)
+        self.each, self.point = nn.Conv2d(12, 12, 3, 1, 1, groups=12), nn.Conv2d(12, 20, 1)
+        self.last, self.head = nn.Conv2d(20, 9, 3, 2, 1), nn.Linear(9 * 4, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        x = functional.relu(self.first(x))
+        x = x + self.inner(functional.relu6(self.each(x)))
+        x = functional.avg_pool2d(functional.relu(self.point(x)), 2, 1)
+        x = functional.max_pool2d(self.last(x), 2, 1)
+        return self.head(x.flatten(1))
+
+
+def trained_int8(batch=2, *, rounding="16 bits", **options):
+    """Return a step that trains int8 weights, and its inference."""
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 12, 12)
+    model = pmt.quantized(TrainedInt8().eval(), [x], train="all", rounding=rounding)
+    given = (model, functional.cross_entropy, (x[:batch], LABELS[:batch]))
+    optimizer = pmt.QuantizedSGD(model, lr=0.3, weight_decay=0.01, seed=5)
+    return with_inference(lower(*given, optimizer=optimizer, **options), *given)
+
+
 NETWORKS = (
     twice,
     recurrent,
@@ -340,6 +369,39 @@ def test_an_int8_front_in_tiles_needs_less_than_a_float_one():
     found = floor(tiled(step, 1024).graph).bytes
     assert found == 256 * 4 + 64 * 24
     assert found < floor(tiled(lowered(lambda: front(int8=False)), 1024).graph).bytes
+
+
+INT8_TRAINING = {
+    "16 bits": {},
+    "one sample": {"batch": 1},
+    "stochastic": {"rounding": "stochastic"},
+    "summed": {"accumulate": 2},
+    "stochastic, summed": {"rounding": "stochastic", "accumulate": 2},
+    "clipped": {"clip_grad_norm": 0.5},
+}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("case", rotating(INT8_TRAINING, {"16 bits"}))
+def test_int8_layers_that_train_are_in_tiles(case):
+    """Gradients, weights and residuals are in slices, with the bits of the whole step.
+
+    The largest node whole: the gradient of 20 channels of 6 x 6 float32 numbers and that of their
+    means, 5 x 5. In slices of four channels all nodes need less than a third. The sums of input
+    gradients go over slices of results. Weights of depthwise convolutions stay whole.
+    """
+    step = trained_int8(**INT8_TRAINING[case])
+    found = check_same(step, 300)
+    if case == "clipped":
+        return
+    assert floor(found.graph).bytes * 3 < floor(step.graph).bytes
+    tiles = pieces(found)
+    layers = ("first", "inner", "point", "last")
+    kinds = ("weight",) if "stochastic" in case else ("weight", "residual")
+    assert {f"{layer}.{kind}" for layer in layers for kind in kinds} <= tiles.keys()
+    assert not any(name.startswith("each.weight") for name in tiles)
+    chains = [node for node in found.graph.nodes if node.op.endswith("input_gradient")]
+    assert any(node.in_place for node in chains)
 
 
 def test_a_weight_has_gradients_and_updates_in_tiles():

@@ -9,7 +9,7 @@ from poetmodel import solver
 from poetmodel.baselines.engine import watch_rules
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
-from poetmodel.clock import rare_collections, time_limit
+from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
@@ -158,7 +158,7 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
         f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far",
     )
     try:
-        with time_limit(request.remaining_s()), rare_collections(), watch_rules() as watch:
+        with time_limit(request.remaining_s()), infrequent_gc(), watch_rules() as watch:
             candidate = _run_and_verify(problem, entry)
     except TimeLimitError:
         return timed_out

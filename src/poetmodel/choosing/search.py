@@ -432,10 +432,11 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
 def check_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
     """Raise if a score is that of no layer."""
     unknown = [shown(name) for name in scores if name not in layers]
-    known = listed([shown(name) for name in layers], most=_MOST_NAMED)
+    known = listed([shown(name) for name in layers], max_names=_MOST_NAMED)
     if unknown:
         raise InputError(
-            f"{source}: no layer is called {listed(unknown, most=_MOST_NAMED)}; expected {known}"
+            f"{source}: no layer is called {listed(unknown, max_names=_MOST_NAMED)}; expected "
+            f"{known}"
         )
 
 
@@ -448,12 +449,12 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
     ]
     if missing:
         raise InputError(
-            f"{source}: no score for {listed(missing, most=_MOST_NAMED)}; give 0 for what is to "
-            "stay as it is"
+            f"{source}: no score for {listed(missing, max_names=_MOST_NAMED)}; give 0 for what is "
+            "to stay as it is"
         )
     if wrong:
         raise InputError(
-            f"{source}: the score of {listed(wrong, most=_MOST_NAMED)}; expected 0 or more"
+            f"{source}: the score of {listed(wrong, max_names=_MOST_NAMED)}; expected 0 or more"
         )
     if not math.isfinite(sum(scores.values())):
         raise InputError(f"{source}: expected scores with a finite sum, such as shares of 1")

@@ -24,7 +24,7 @@ from poetmodel.cli import (
 from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
-from poetmodel.files import installed, licence
+from poetmodel.files import installed_version, licence
 from poetmodel.version import __version__
 
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
@@ -131,7 +131,7 @@ def _print_version(wanted: bool) -> None:
         for package in (*solvers, *FRONT_ENDS):
             terms = licence(package) if package in solvers else ""
             remark = f" (licence: {terms})" if terms else ""
-            print(f"{package} {installed(package) or 'is not installed'}{remark}")
+            print(f"{package} {installed_version(package) or 'is not installed'}{remark}")
         raise typer.Exit
 
 

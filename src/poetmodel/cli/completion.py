@@ -21,9 +21,9 @@ def models(incomplete: str) -> Offer:
 
 def devices(incomplete: str) -> Offer:
     """Return the built-in devices whose names begin with a text."""
-    from poetmodel.files import shipped
+    from poetmodel.files import shipped_folder
 
-    paths = sorted(shipped("devices").glob("*.toml"))
+    paths = sorted(shipped_folder("devices").glob("*.toml"))
     tables = ((path.stem, tomllib.loads(path.read_text("utf-8"))) for path in paths)
     return _offer(incomplete, ((name, str(table["name"])) for name, table in tables))
 

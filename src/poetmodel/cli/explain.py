@@ -428,7 +428,7 @@ def _folded(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]
 def _number(stated: VerifiedSchedule, name: str) -> int:
     index = stated.graph.tensor_index
     if name not in index:
-        hint = did_you_mean(name, index, most=3)
+        hint = did_you_mean(name, index, max_names=3)
         lacks = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
         raise InputError(f"{lacks}; {hint}" if hint else lacks)
     return index[name]

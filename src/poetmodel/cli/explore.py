@@ -12,7 +12,7 @@ from poetmodel.cli import options
 from poetmodel.cli.inputs import in_sizes, is_step_file, read_costs
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.graph.catalogue import Variant
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def explore(
     serving: ServerOptions,
 ) -> None:
     """Open a local page: drag the RAM budget and see the schedule change."""
-    missing = [name for name in ("fastapi", "uvicorn", "jinja2", "plotly") if not installed(name)]
+    missing = [
+        name for name in ("fastapi", "uvicorn", "jinja2", "plotly") if not installed_version(name)
+    ]
     if missing:
         raise MissingExtraError(
             f"explore: needs {', '.join(missing)}, not installed here; "

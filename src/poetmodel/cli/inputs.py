@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.failures import print_warnings
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     DEFAULT_SHAPE,
@@ -120,7 +120,7 @@ def auto_tiles(
     if device is None:
         return None
     step = load_step(name)
-    budget = Budget.of_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
+    budget = Budget.from_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
     room_bytes = budget.resolve(checkpoint_all_peak_bytes(step.graph))
     paging = not limits.no_paging and device.storage is not None
     candidates = fitting_tiles(
@@ -399,7 +399,7 @@ def verify_document(
     if costs is None:
         stated = _of_memory(stated)
     schedule = document.schedule
-    with rare_collections():
+    with infrequent_gc():
         verdict = verify(problem, schedule, stated=stated)
     return VerifiedSchedule(
         document=document,

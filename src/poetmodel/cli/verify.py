@@ -25,7 +25,7 @@ from poetmodel.cli.plan import arena_facts
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.files import as_text, read_bytes
+from poetmodel.files import decode_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.problem import Problem
 from poetmodel.problem.rows import within
@@ -134,7 +134,7 @@ def _about_schedule(
     """Return the facts about a schedule, the title of their table, and the RAM of the device."""
     from poetmodel.schedule.document import parse_document
 
-    stated = parse_document(as_text(content, source=str(path)), source=str(path))
+    stated = parse_document(decode_text(content, source=str(path)), source=str(path))
     graph = graph_of(source, stated.schedule.identity, source=path).graph
     if source.graph is not None:
         limits = in_bytes(limits, source.graph, source.shape)
@@ -252,7 +252,7 @@ def _read_plan(
     from poetmodel.plan.document import PlanDocument, parse_document
 
     if not is_binary(content):
-        stated = parse_document(as_text(content, source=str(path)), source=str(path))
+        stated = parse_document(decode_text(content, source=str(path)), source=str(path))
         return stated, graph_of(source, stated.plan.identity, source=path).graph
     try:
         graph = graph_of_binary(source, content, source=path)

@@ -358,6 +358,7 @@ _FLASH_REQUIRED: Final = tuple(entry.name for entry in fields(Flash) if entry.de
 
 
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
+    """Parse the content of a device file; raise `DeviceError` with all errors."""
     faults: list[str] = _unknown_keys(document, (*_file_keys(Device), *_TABLE_NAMES), "")
     compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
     values = {name: document[name] for name in _file_keys(Device) if name in document}
@@ -441,6 +442,7 @@ def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]
 
 
 def _faults(device: Device) -> Iterator[str]:
+    """Yield an error for each invalid value of a device."""
     for key in ("name", "core", "source", "key"):
         value = getattr(device, key)
         if not isinstance(value, str) or (key == "name" and not value):

@@ -87,6 +87,7 @@ class _ProfileParser:
     """Parses a profile to `compute` and `pages` by name, and `faults`, errors with their lines."""
 
     def __init__(self, text: str) -> None:
+        """Parse `text`; sets `compute`, `pages` and `faults`."""
         self.compute: dict[str, Cost] = {}
         self.pages: dict[str, PageCost] = {}
         self.faults: list[str] = []
@@ -119,6 +120,7 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
+        """Parse one row, adding its costs or faults."""
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return
@@ -167,6 +169,7 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
+    """Yield an error for each unknown, duplicate or missing column."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"

@@ -218,6 +218,7 @@ class DeviceRam:
         return f"the step does not fit device {self.device}, which has {ram} of RAM: {needs}"
 
     def _describe_need(self) -> str:
+        """Return a phrase with peak, resident bytes, their sum, and which exceeds the RAM."""
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         needs = f"it needs {peak} at the peak"
         if self.resident_bytes:

@@ -93,7 +93,7 @@ class WorkerPool:
             if tell is not None:
                 loop.call_soon_threadsafe(tell, news)
 
-        reply = worker.call(perform, self.catalogue, job, body, on_news=hear)
+        reply = worker.call(perform, self.catalogue, job, body, on_progress=hear)
         try:
             return await asyncio.wrap_future(reply)
         except PoetModelError as error:

@@ -16,7 +16,7 @@ from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
 from poetmodel.explore.store import PointStore
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
@@ -153,7 +153,7 @@ def explorer_page() -> str:
         decision_heads=HEADS,
         estimates=ESTIMATES,
         choices=list(CHOICES.values()),
-        version=installed("poetmodel") or "",
+        version=installed_version("poetmodel") or "",
     )
 
 
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
 
 def _drawing_version() -> str:
     """Return the digest of the code that draws answers, with which the store labels them."""
-    digest = hashlib.sha256((installed("poetmodel") or "").encode())
+    digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):
             if path.name.endswith(".py"):

@@ -62,7 +62,7 @@ from poetmodel.explore.choice import ExplorerChoice  # noqa: TC001 - FastAPI rea
 from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def application(  # noqa: C901 - the routes, each a few lines
             "models": catalogue.models(),
             "devices": catalogue.device_list(),
             "initial": dict(initial),
-            "version": installed("poetmodel") or "",
+            "version": installed_version("poetmodel") or "",
         }
 
     @app.post("/api/problems")

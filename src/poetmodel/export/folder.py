@@ -27,7 +27,7 @@ from poetmodel.export.packaging import command_block, folder_words
 from poetmodel.export.replay import instructions_of, rows_of, stored_arena_bytes
 from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
-from poetmodel.files import check_writable, write_bytes, write_text, writing
+from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
 from poetmodel.lowered.calls import DataType
 from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
 from poetmodel.lowered.step import Weights
@@ -79,7 +79,7 @@ def check_shared(shared: Path, folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    with writing(folder):
+    with raise_write_errors(folder):
         there = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
         )
@@ -90,7 +90,7 @@ def _check_folder(folder: Path) -> None:
 
 def _check_empty(folder: Path, names: Sequence[str]) -> None:
     """Raise if a folder has files of these names, which somebody else has written."""
-    with writing(folder):
+    with raise_write_errors(folder):
         there = next((name for name in sorted(names) if (folder / name).is_file()), None)
     if there is not None:
         raise InputError(
@@ -139,12 +139,12 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     data = {renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
     names = sorted((*texts, *data, _MANIFEST))
     texts[_MANIFEST] = manifest(deployment, source, command=command, names=names)
-    with writing(folder):
+    with raise_write_errors(folder):
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         check_writable(folder / name)
-    with writing(folder):
+    with raise_write_errors(folder):
         for name in _written_before(folder):
             if name not in names:
                 (folder / name).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.files import write_text, writing
+from poetmodel.files import raise_write_errors, write_text
 from poetmodel.lowered.kernels import SOURCES, defined_functions, kernel_names, kernel_source
 
 if TYPE_CHECKING:
@@ -104,6 +104,6 @@ def write_shared(folder: Path, kernels: Iterable[str]) -> None:
     }
     for name, text in code.items():
         path = folder / renamed(name, SHARED)
-        with writing(folder):
+        with raise_write_errors(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, licensed(name, renamed(text, SHARED)))

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
-from poetmodel.lowered.calls import Call, ConvolutionSizes, Ref
+from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
+from poetmodel.lowered.kernels import changed, parameter_names
+from poetmodel.lowered.loops import named_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +39,9 @@ QUANTIZED_FUSED: Final = {
 }
 """Kernels that do both."""
 _PARTS: Final = {fused: kernel for kernel, fused in FUSED.items()}
+_QUANTIZED_PARTS: Final = {fused: pair for pair, fused in QUANTIZED_FUSED.items()}
+_NOT_SIZES: Final = 4
+"""Parameters of a kernel of `QUANTIZED` that are not sizes, scales or zeros: pointers, count."""
 
 
 def fused(step: LoweredStep) -> LoweredStep:
@@ -95,9 +100,18 @@ def parted(step: LoweredStep) -> LoweredStep:
                 name = f"{node.name}.gradient"
                 buffers[name] = step.buffers[weight]
                 count = buffers[name].elements
-                nodes += _two(node, weight, Tensor(name=name, bytes=buffers[name].bytes), count)
+                nodes += _two(node, (weight,), Tensor(name=name, bytes=buffers[name].bytes), count)
                 calls.append((_gradient_call(_PARTS[kernel], Ref(name), given),))
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
+            case (Call(kernel) as joined,) if kernel in _QUANTIZED_PARTS:
+                name = f"{node.name}.gradient"
+                made, update = _quantized_parts(joined, name)
+                weight, *others = (ref.buffer for ref in changed(joined))
+                count = step.buffers[weight].elements
+                buffers[name] = Buffer(elements=count, type=DataType.REAL)
+                gradient = Tensor(name=name, bytes=buffers[name].bytes)
+                nodes += _two(node, (weight, *others), gradient, count)
+                calls += [(made,), (update,)]
             case _:
                 nodes.append(node)
                 calls.append(call)
@@ -111,18 +125,37 @@ def _gradient_call(kernel: str, gradient: Ref, given: Sequence[Argument]) -> Cal
     return Call(kernel, (gradient, *given[:-1]))
 
 
-def _two(node: Node, weight: str, gradient: Tensor, count: int) -> tuple[Node, Node]:
-    """Return the node of a gradient and that of its update, which has some of their FLOP."""
+def _quantized_parts(joined: Call, gradient: str) -> tuple[Call, Call]:
+    """Return the call that writes `gradient`, and the update that reads it, of a joined call."""
+    kernel, update = _QUANTIZED_PARTS[joined.kernel]
+    size, last = len(QUANTIZED_UPDATES[update]), len(parameter_names(kernel)) - _NOT_SIZES
+    state, (of_result, x, scale, *rest) = joined.arguments[:size], joined.arguments[size:]
+    numbers, others = rest[:last], rest[last:]
+    given = named_arguments(joined)
+    sizes = ConvolutionSizes(*given["shape"]) if "shape" in given else None
+    if sizes is not None and "depthwise" in kernel:
+        inner, results = 1, sizes.channels
+        count = results
+    else:
+        count = given["count"]
+        inner = given["in"] if sizes is None else sizes.group_channels * sizes.window
+        results = count // inner
+    made = Call(kernel, (Ref(gradient), of_result, x, *numbers, count))
+    return made, Call(update, (*state, Ref(gradient), scale, results, inner, *others))
+
+
+def _two(node: Node, state: tuple[str, ...], gradient: Tensor, count: int) -> tuple[Node, Node]:
+    """Return the node of a gradient and that of the update of `state`, with some of their FLOP."""
     flops = min(node.flops, UPDATE_FLOPS * count)
     maker = Node(
         name=gradient.name,
         op="mm",
         phase=Phase.BACKWARD,
-        inputs=tuple(name for name in node.inputs if name != weight),
+        inputs=tuple(name for name in node.inputs if name not in state),
         outputs=(gradient,),
         flops=node.flops - flops,
     )
-    return maker, replace(node, inputs=(weight, gradient.name), flops=flops)
+    return maker, replace(node, inputs=(*state, gradient.name), flops=flops)
 
 
 def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
@@ -186,7 +219,7 @@ def _joined(step: LoweredStep, k: int, u: int) -> Call:
     if made.kernel in QUANTIZED:
         size = len(QUANTIZED_UPDATES[update.kernel])
         state, (_, scale, _, _, *others) = update.arguments[:size], update.arguments[size:]
-        _, gradient, x, *rest = made.arguments
+        _, gradient, x, *rest, _ = made.arguments  # the update has a number of weights, too
         arguments = (*state, gradient, x, scale, *rest, *others)
         return Call(QUANTIZED_FUSED[made.kernel, update.kernel], arguments)
     weight, _, _, *numbers = update.arguments

@@ -462,7 +462,7 @@ def _count_q8_input_gradient(counts: Counter[str], given: Mapping[str, Any]) -> 
     """Count blocks of 4 channels, of 4 pixels or one, and channels that are left."""
     (fours, pixels), (blocks, channels) = (
         divmod(given["pixels"], _BLOCK),
-        divmod(given["in"], _BLOCK),
+        divmod(given["channels"], _BLOCK),
     )
     kinds = {"4x4": fours * blocks, "1x4": pixels * blocks, "1": given["pixels"] * channels}
     for name, times in kinds.items():
@@ -478,17 +478,18 @@ def _q8_gradient_sizes(given: Mapping[str, Any]) -> tuple[ConvolutionSizes, int,
 
 def _count_q8_convolution_dx(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes, pixels, seen = _q8_gradient_sizes(given)
-    blocks, channels = divmod(sizes.group_channels, _BLOCK)
-    counts.update(pixel=pixels, cleared=pixels * sizes.channels, tap=seen * sizes.groups)
-    for name, times in {"4": blocks, "1": channels}.items():
-        many = seen * sizes.groups * times
-        counts.update({name: many, f"{name} result": many * sizes.group_results})
+    groups, results = sizes.groups, given["results"] // sizes.groups
+    counts.update(pixel=pixels)
+    for name, times in zip(("4", "1"), divmod(given["channels"] // groups, _BLOCK), strict=True):
+        taps, many = seen * times * -(-results // _BLOCK), groups * times
+        counts.update({name: pixels * many, f"{name} tap": groups * taps})
+        counts.update({f"{name} result": seen * many * results})
 
 
 def _count_q8_depthwise_dx(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    sizes, pixels, seen = _q8_gradient_sizes(given)
+    _, pixels, seen = _q8_gradient_sizes(given)
     counts.update(pixel=pixels)
-    for name, times in zip(("4", "1"), divmod(sizes.channels, _BLOCK), strict=True):
+    for name, times in zip(("4", "1"), divmod(given["count"], _BLOCK), strict=True):
         counts.update({name: pixels * times, f"{name} tap": seen * times})
 
 
@@ -496,9 +497,9 @@ def _count_q8_pool_dx(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes, pixels, seen = _q8_gradient_sizes(given)
     counts.update(
         pixel=pixels,
-        x=pixels * sizes.channels,
-        element=given["batch"] * sizes.out_plane * sizes.channels,
-        seen=seen * sizes.channels,
+        x=pixels * given["count"],
+        element=given["batch"] * sizes.out_plane * given["count"],
+        seen=seen * given["count"],
     )
 
 
@@ -515,28 +516,31 @@ def _count_q8_products(
 
 
 def _count_q8_weight_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    counts.update(weight=given["in"] * given["results"])
-    _count_q8_products(counts, given["results"], given["in"], 1, given["pixels"])
+    counts.update(weight=given["count"])
+    _count_q8_products(counts, given["count"] // given["in"], given["in"], 1, given["pixels"])
 
 
 def _count_q8_convolution_dw(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
-    counts.update(weight=sizes.results * sizes.group_channels * sizes.window)
+    results = given["count"] // (sizes.group_channels * sizes.window)
+    counts.update(weight=given["count"])
     for rows, columns in _windows(sizes):
         counts.update(tap=sizes.groups)
         for _ in range(sizes.groups):
             lines = batch * rows if columns else 0
-            shape = (sizes.group_results, sizes.group_channels)
+            shape = (results // sizes.groups, sizes.group_channels)
             _count_q8_products(counts, *shape, lines, lines * columns)
 
 
 def _count_q8_depthwise_dw(counts: Counter[str], given: Mapping[str, Any]) -> None:
     sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
-    counts.update(weight=sizes.channels * sizes.window)
+    # Kernels that update too have a number of weights, and all channels.
+    channels = sizes.channels if "w" in given else given["count"]
+    counts.update(weight=channels * sizes.window)
     for rows, columns in _windows(sizes):
         counts.update(tap=1)
         lines = batch * rows if columns else 0
-        for name, times in zip(("4", "1"), divmod(sizes.channels, _BLOCK), strict=True):
+        for name, times in zip(("4", "1"), divmod(channels, _BLOCK), strict=True):
             work = {name: 1, f"{name} row": lines, f"{name} place": lines * columns}
             counts.update({what: times * count for what, count in work.items()})
 

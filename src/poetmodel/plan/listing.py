@@ -42,6 +42,7 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 
 
 def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
+    """Yield the lines with the metrics of a plan."""
     device = f" on {plan.device}" if plan.device else ""
     yield (
         f"Plan for {graph.name}{device}, {plan.mode} transfers: {len(plan.program)} instructions, "
@@ -96,6 +97,7 @@ def describe_homes(graph: Graph, plan: Plan) -> str:
 def _instruction_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
+    """Yield the table head and one line per instruction."""
     factor, unit = _time_unit(check.makespan_s or 0.0)
     head = f"time [{unit}]"
     text = InstructionText(graph, plan)
@@ -154,6 +156,7 @@ class InstructionText:
     """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
+        """Prepare for the instructions of one plan."""
         self.graph = graph
         self.dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import check_time_limit, watched
+from poetmodel.clock import check_time_limit, iterate_in_time
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import last_uses_by_position
 from poetmodel.planner.sequence import unread_page_ins
@@ -71,7 +71,7 @@ class Timing:
         """Tensors that are dead except for a pending page-out, with the number of steps at their
         death."""
         ends = last_uses_by_position(homes, steps)
-        for position, step in enumerate(watched(steps)):
+        for position, step in enumerate(iterate_in_time(steps)):
             self._add_step(position, step, ends.get(position, ()))
         self.makespan_s = max(self._core, self._bus)
         """Time at which core and bus finish [s]."""

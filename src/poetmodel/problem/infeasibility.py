@@ -79,6 +79,7 @@ def describe_limits(problem: Problem, *, ram: bool = True) -> str:
 
 
 def _ram_fault(problem: Problem) -> str | None:
+    """Return a message if the minimum RAM exceeds the budget, else None."""
     graph = problem.graph
     floor = problem.floor
     if floor.bytes <= problem.usable_ram_bytes:
@@ -172,6 +173,7 @@ def commit_space_fault(problem: Problem) -> str | None:
 
 
 def _deadline_fault(problem: Problem) -> str | None:
+    """Return a message if a single pass exceeds the deadline, else None."""
     if within(problem.pass_time_s, problem.deadline_s):
         return None
     extra = "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
@@ -191,6 +193,7 @@ def _commit_hint(problem: Problem, amount: str) -> str:
 
 
 def _energy_fault(problem: Problem) -> str | None:
+    """Return a message if a single pass exceeds the energy budget, else None."""
     if within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
     return (
@@ -201,6 +204,7 @@ def _energy_fault(problem: Problem) -> str | None:
 
 
 def _constraint_faults(problem: Problem) -> Iterator[str]:
+    """Yield a message for each user constraint that even its largest rewards cannot meet."""
     stated = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:
         if limit.name != USER_CONSTRAINTS or limit.upper >= 0:

@@ -250,6 +250,7 @@ def user_sum_faults(
 
 
 def _parse_ram(problem: Problem) -> int:
+    """Return the RAM budget [B], by default the device's RAM."""
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:
@@ -279,6 +280,7 @@ def _parse_storage(problem: Problem) -> int | None:
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
+    """Return the energy budget [J]; None if there is none."""
     if problem.energy_budget is None:
         return None
     whole_j = single_pass.energy_j

@@ -159,6 +159,7 @@ class Problem:
     """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
+        """Parse and validate the fields, and set the derived ones."""
         resolved = resolve_problem(self)
         assign = partial(object.__setattr__, self)  # the class is frozen
         assign("costs", resolved.costs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.device.ram import device_ram_metrics
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.problem import USER_OBJECTIVE, Problem
 from poetmodel.problem.parse import COMMIT_CONSTRAINT
 from poetmodel.report.presenter import document, metric_facts, state_figures
@@ -230,7 +230,7 @@ def _versions(subject: Subject) -> dict[str, str]:
     backend = (stated and stated.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()
     names = ("poetmodel", *packages)
-    return {name: version for name in names if (version := installed(name))}
+    return {name: version for name in names if (version := installed_version(name))}
 
 
 def commands(subject: Subject) -> Iterator[str]:

@@ -21,7 +21,7 @@ StageRange = tuple[int, int]
 
 
 class Treatment(StrEnum):
-    """What a schedule does with a tensor after its first computation."""
+    """Treatment of a tensor by a schedule after its first computation."""
 
     KEPT = "kept"
     """It stays in RAM until its last use."""
@@ -48,7 +48,7 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a schedule decides on one tensor, with its cost."""
+    """The decision of a schedule on one tensor, with its cost."""
 
     tensor: int
     choice: Treatment
@@ -178,6 +178,7 @@ class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        """Group the entries of a schedule by node or tensor."""
         graph = problem.graph
         self.graph = graph
         self.resident = frozenset(schedule.resident)
@@ -220,6 +221,7 @@ class _StagesByItem:
 def _find_decision(
     problem: Problem, stages: _StagesByItem, i: int, at_limit: tuple[MemoryPoint, ...]
 ) -> Decision:
+    """Return the decision of a schedule on tensor `i`."""
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
     choice, on_storage = Treatment.KEPT, stages.stored[i]

@@ -11,7 +11,7 @@ from itertools import chain, groupby, islice, repeat
 from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import check_time_limit, watched
+from poetmodel.clock import check_time_limit, iterate_in_time
 from poetmodel.errors import ScheduleError, TooLargeError, shown
 from poetmodel.files import write_text
 from poetmodel.schedule.identity import FORMAT, RELATIONS, RESIDENT, VERSION, GraphIdentity
@@ -73,6 +73,7 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
+        """Validate and sort the pairs, and store kept and stored tensors as spans."""
         for name in RELATIONS:
             given: Iterable[Pair] = getattr(self, name)
             try:
@@ -318,7 +319,7 @@ def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
     stages: dict[int, set[int]] = {}
-    for t, k in watched(pairs):
+    for t, k in iterate_in_time(pairs):
         stages.setdefault(t, set()).add(k)
     return tuple((t, k) for t in sorted(stages) for k in sorted(stages[t]))
 

@@ -210,7 +210,10 @@ PRODUCTS: Final = frozenset(
     ("pm_mm", *INT8_PRODUCTS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
 )
 """Kernels each of whose results is of all channels that are read."""
-SUMMED: Final = {"pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1}
+SUMMED: Final = {
+    "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
+    "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,
+}  # fmt: skip
 """Dimensions that kernels sum over and that can be parted; their last argument lets sums go on."""
 _PLANES: Final = {
     "pm_batch_norm": ("out", "x"),

@@ -282,7 +282,12 @@ class _Tiling:
             self._groups.join(n for n in names if self._groups.find(n) not in weights)
         large = {self._groups.find(name) for name in self._is_free if self._is_large(name)}
         large -= weights
-        cut = [names for names in links if large & {*map(self._groups.find, names)}]
+        cut = [
+            names
+            for names in links
+            # Slices of shared state are given, such as those of weights and bias of a layer.
+            if large & {*map(self._groups.find, names)} or len(self._given.keys() & names) > 1
+        ]
         for names in cut:
             self._groups.join(names)
         return dict(self._slices())

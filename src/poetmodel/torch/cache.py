@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from poetmodel import __version__
-from poetmodel.files import processor, write_bytes
+from poetmodel.files import processor_line, write_bytes
 from poetmodel.torch.step.updates import CustomOperation
 
 FORMAT: Final = "poetmodel-cache"
@@ -154,7 +154,7 @@ def host_key() -> list[Any]:
         str(torch.__version__),
         platform.machine(),
         platform.node(),
-        processor("model name", "CPU part"),
+        processor_line("model name", "CPU part"),
         os.cpu_count(),
         torch.get_num_threads(),
         torch.backends.cpu.get_cpu_capability(),

@@ -322,7 +322,7 @@ def _in_tiles(
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
-    budget = Budget.of_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
+    budget = Budget.from_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
     own = {**limits, "ram": budget.in_bytes(whole_bytes)}
     candidates = fitting_tiles(
         step,

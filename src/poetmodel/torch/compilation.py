@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.device import Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
@@ -340,7 +340,7 @@ class Step:
 
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        with CAPTURE_LOCK, rare_collections(), stages_shown() as tell:
+        with CAPTURE_LOCK, infrequent_gc(), stages_shown() as tell:
             compiled = Compiled(
                 self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
             )

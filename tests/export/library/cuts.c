@@ -46,7 +46,8 @@ static uint32_t state(void)
     uint32_t sum = 0;
     for (int k = 0; k < PM_STATES; k++) {
         if (pm_read_state(k, values)) abort();
-        sum = pm_checksum(sum, values, pm_states_info[k].elements * (uint32_t)sizeof(pm_real));
+        const uint32_t each = pm_states_info[k].integer_bytes ? pm_states_info[k].integer_bytes : sizeof(pm_real);
+        sum = pm_checksum(sum, values, pm_states_info[k].elements * each);
     }
     return sum;
 }

@@ -212,6 +212,7 @@ class StateOptions:
         return (weight,) if self.tile_bytes is None else weight.tiles(self.tile_bytes)
 
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
+        """Return a part of a backward pass as one part per tile of its target."""
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):
             return [replace(part, reads=reads)]

@@ -164,6 +164,7 @@ def empty_input_errors(inputs: Inputs) -> Iterator[str]:
 
 
 def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
+    """Yield an error if a parameter or buffer is lazy or a tensor subclass."""
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
@@ -176,6 +177,7 @@ def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
 
 
 def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
+    """Yield an error if a module is compiled, scripted or a parallel wrapper."""
     kinds = [kind.__name__ for kind in type(module).__mro__]
     where = f"module {path!r} is" if path else "the model is"
     wrapped = "OptimizedModule" in kinds

@@ -209,6 +209,7 @@ class FollowingCode:
     def _keys_by_attribute(
         self, name: str, after: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
+        """Return the keys that a read of attribute `name` reads; None if all may be read."""
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):
             return [(name, after)]  # an attribute of a namespace

@@ -113,6 +113,7 @@ class PythonReads:
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
+        """Register the code object of a call, for `sys.settrace`; return its line tracer."""
         code = frame.f_code
         known = self._codes.get(id(code))
         if known is None:

@@ -175,6 +175,7 @@ class Comparison:
         return self._is_same_object(before, now, depth - 1)
 
     def _is_same_object(self, before: Any, now: Any, depth: int) -> bool:
+        """Return whether tuples, callables or objects of one type have equal inner values."""
         if isinstance(before, tuple | frozenset):
             return self.is_same_content(snapshot_of(before), snapshot_of(now), depth)
         if isinstance(before, partial):

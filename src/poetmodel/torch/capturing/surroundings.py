@@ -78,6 +78,7 @@ class _RealStrides:
         self._layouts: dict[Any, Sequence[Any] | None] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the fake outputs of an operation, or the value that Python reads."""
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
@@ -297,6 +298,8 @@ def annotate_nodes(
     trail.clear()
 
     def enter(path: str) -> Callable[..., None]:
+        """Return a hook that annotates the nodes of a module from now on."""
+
         def hook(module: torch.nn.Module, *_: Any) -> None:
             check(trail)
             context = annotate({ANNOTATION: path})
@@ -310,6 +313,7 @@ def annotate_nodes(
         return hook
 
     def leave(*_: Any) -> None:
+        """End the annotation of the innermost module; a forward hook."""
         check(trail)
         open_contexts.pop().__exit__(None, None, None)
         trail.pop()
@@ -318,6 +322,7 @@ def annotate_nodes(
     own_forward = type(stepped).forward.__code__.co_filename
 
     def create_annotated(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
+        """Create a node, annotated with the current module and line."""
         node = record(tracer, *args, **kwargs)
         if trail:
             line = user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
@@ -393,6 +398,7 @@ def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
             depth -= 1
 
     def update_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
+        """Update a norm's statistics once more per enclosing checkpoint."""
         if norm.training and norm.track_running_stats and output.requires_grad:
             plain = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():

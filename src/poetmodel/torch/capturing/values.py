@@ -456,7 +456,7 @@ class FiniteChecks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record the tests of the forward pass inside, from scratch."""
+        """Context manager that clears the recorded tests, and records those of a forward pass."""
         self.lines.clear()
         self._results.clear()
         with ExitStack() as stack:
@@ -498,6 +498,7 @@ class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         self._checks = checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function; mark the results of tests, and add those that Python reads."""
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         expected = {getattr(tensor, _EXPECTED, None) for tensor in tensors}
@@ -531,6 +532,7 @@ class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call,
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Add an assertion instead of executing it; call other operators."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.add(args[0].eq(0).all(), expected=True)

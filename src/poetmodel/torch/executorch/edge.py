@@ -34,7 +34,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import listed
 from poetmodel.placement.lifetimes import Block, Span
 from poetmodel.placement.placing import place_blocks
@@ -51,7 +51,7 @@ from poetmodel.torch.capturing.inputs import (
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.errors import CaptureError, explained, quiet
-from poetmodel.torch.graph.tensors import fake
+from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -99,7 +99,7 @@ def edge_program(
         If the step cannot be exported, or an operator has no kernel: names it.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
-    with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
+    with quiet(), infrequent_gc(), explained(name), sdpa_kernel(SDPBackend.MATH):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
         edge = _edge(_export_forward_backward(exported))
@@ -215,9 +215,9 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
         """Change the graph of a module."""
         for node in module.graph.nodes:
             operator = operator_of(node)
-            if operator in _RESHAPES and fake(node).is_contiguous():
+            if operator in _RESHAPES and fake_value(node).is_contiguous():
                 node.target, node.kwargs = _VIEW, {}
-                node.args = (node.args[0], list(fake(node).shape))
+                node.args = (node.args[0], list(fake_value(node).shape))
             elif operator is _aten.permute_copy.default:
                 source, dims = node.args
                 if operator_of(source) is operator and _undo(source.args[1], dims):
@@ -236,7 +236,7 @@ def is_view(node: fx.Node) -> bool:
     """Whether a node of an edge program shows memory of another, without a copy."""
     return (
         node.target is _VIEW
-        and fake(node).is_contiguous()
+        and fake_value(node).is_contiguous()
         and all(user.op != "output" for user in node.users)
     )
 
@@ -275,7 +275,7 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool) -> LoweredProgram:
     before = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
-    with quiet(), rare_collections(), temporary_setting(setter, counted, before):
+    with quiet(), infrequent_gc(), temporary_setting(setter, counted, before):
         # It changes what it makes a program of.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)

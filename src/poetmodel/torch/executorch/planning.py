@@ -17,7 +17,7 @@ from poetmodel.torch.graph.operators import flops_of
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.graph.step_graph import StepGraph
-from poetmodel.torch.graph.tensors import fake, tensors_in
+from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class EdgeGraph(StepGraph):
         self._inputs, resident = _arguments(program)
         nodes = list(program.graph.nodes)
         self._forward = set(nodes[: nodes.index(_loss(program)) + 1])
-        self.resident_bytes = sum(round_up(fake(node).nbytes, ALIGNMENT) for node in resident)
+        self.resident_bytes = sum(round_up(fake_value(node).nbytes, ALIGNMENT) for node in resident)
         """Bytes in the arena throughout: parameters that are trained, and buffers that change."""
         calls = [
             node for node in nodes if node.op == "call_function" and node.target is not getitem
@@ -49,13 +49,13 @@ class EdgeGraph(StepGraph):
 
     def _add_sources(self) -> None:
         for number, node in enumerate(self._inputs):
-            value = fake(node)
+            value = fake_value(node)
             self.add_source(
                 node,
                 name=f"inputs[{number}]",
                 op=node.op,
                 phase=self.phase_of(node),
-                layout=TensorLayout.of(value),
+                layout=TensorLayout.from_tensor(value),
                 size_bytes=round_up(value.nbytes, ALIGNMENT),
             )
 
@@ -65,21 +65,21 @@ class EdgeGraph(StepGraph):
 
     def training_graph(self) -> Graph:
         """Return the training graph."""
-        end = self.end(self.reading(self.graph.output_node().all_input_nodes).storages)
+        end = self.results_node(self.find_reads(self.graph.output_node().all_input_nodes).storages)
         return Graph(name=self.name, nodes=(*map(self._node, self.operations), end))
 
     def _node(self, operation: Operation) -> Node:
         is_random = torch.Tag.nondeterministic_seeded in getattr(
             operator_of(operation.node), "tags", ()
         )
-        return self.node(
+        return self.training_node(
             operation, recomputable=operation.node not in self._inputs and not is_random
         )
 
 
 def _profile(node: fx.Node) -> OpProfile:
     """Return the profile of an operation in the arena: each output has memory of its own."""
-    value = fake(node)
+    value = fake_value(node)
     single = not isinstance(value, tuple | list)
     tensors = [
         (None if single else position, output)
@@ -87,8 +87,8 @@ def _profile(node: fx.Node) -> OpProfile:
         if isinstance(output, torch.Tensor)
     ]
     sizes = tuple(round_up(tensor.nbytes, ALIGNMENT) for _, tensor in tensors)
-    layouts = (TensorLayout.of(tensor, position) for position, tensor in tensors)
-    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
+    layouts = (TensorLayout.from_tensor(tensor, position) for position, tensor in tensors)
+    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     return OpProfile(
         sizes_bytes=sizes,
         outputs=tuple(enumerate(layouts)),
@@ -148,16 +148,16 @@ class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
         """Replace the graph of a module."""
         old = module.graph
         nodes = {node.name: node for node in old.nodes}
-        direct = {nodes[node.name]: place for node, place in self._step.direct.items()}
-        new = Rewriter(direct)
+        keys_by_node = {nodes[node.name]: key for node, key in self._step.output_keys.items()}
+        new = Rewriter(keys_by_node)
         for node in old.nodes:
             if node.op in ("placeholder", "get_attr"):
-                new.give(node)
+                new.add_placeholder(node)
         for index in self._order:
             operation = self._step.operations[index]
             if operation.node.op == "call_function":
-                new.compute(nodes[operation.node.name], operation.storages)
-        new.graph.node_copy(old.output_node(), new.value)
+                new.write_node(nodes[operation.node.name], operation.storages)
+        new.graph.node_copy(old.output_node(), new.map_node)
         module.graph = new.graph
         module.recompile()
         return PassResult(module, modified=True)

@@ -14,10 +14,10 @@ from torch import nn
 
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.errors import explained, quiet, require_package
-from poetmodel.torch.graph.operators import module_of
+from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reader import Training
-from poetmodel.torch.int8.reading import front_of, is_converted
+from poetmodel.torch.int8.reading import check_operators, front_of, is_converted
 from poetmodel.torch.int8.training import ROUNDINGS
 
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ def quantized(
         sizes = ({0: torch.export.Dim.AUTO},)
         exported = torch.export.export(own, (example,), dynamic_shapes=sizes)
         prepared = prepare_pt2e(exported.module(), _quantizer())
+        # Before batches are run, which may take long.
+        check_prepared(prepared, train=train)
         prepared(first)
         for batch in given:
             prepared(batch)
@@ -156,6 +158,14 @@ def network_of(
     return front_of(converted, where=where or "quantized network", training=training)
 
 
+def check_prepared(prepared: Any, *, train: str | Sequence[str] | None) -> None:
+    """Raise `InputError` for layers that are not there, and for operators without a kernel."""
+    where, nodes = "quantized front", frozenset[Any]()
+    if train is not None:
+        where, nodes = "quantized network", _trained_nodes(prepared, train, "train")
+    check_operators(prepared, where=where, training=Training(nodes))
+
+
 def check_training(rounding: str, headroom: float) -> None:
     """Raise `InputError` for an unknown rounding, or a factor below 1."""
     if rounding not in ROUNDINGS:
@@ -174,7 +184,7 @@ def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> f
         for node in converted.graph.nodes
         if node.target in (*_WEIGHTED, aten.convolution.default)
     ]
-    paths = [module_of(node) for node in weighted]
+    paths = [module_path(node) for node in weighted]
     if train == "all":
         return frozenset(weighted)
     if isinstance(train, str) and (last := _LAST.fullmatch(train)):

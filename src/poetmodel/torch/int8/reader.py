@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from poetmodel.errors import InputError
-from poetmodel.torch.graph.operators import module_of, operator_name
+from poetmodel.torch.graph.operators import module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.int8.levels import Levels, single
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
@@ -100,6 +100,24 @@ class Reader:
         self._finish(results[0])
         made = QuantizedNetwork if self.training.nodes else QuantizedFront
         return made(self.layers, self.wires, flat=self.flat)
+
+    def check_operators(self) -> None:
+        """Raise `InputError` for the first operator that has no pattern.
+
+        The module may be prepared alone: ranges of activations need not be known. Operators whose
+        inputs are all constants, sizes, and operators that the result does not need are allowed.
+        """
+        graph = self.module.graph
+        needed = _needed(graph.output_node().args[0])
+        varying = set(graph.find_nodes(op="placeholder"))
+        for node in graph.nodes:
+            if not varying.intersection(node.all_input_nodes):
+                continue
+            varying.add(node)
+            known = is_quantizing(node) or node.target in self.patterns
+            is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
+            if node.op == "call_function" and node in needed and not known and not is_size:
+                self.refuse(node, self._unknown(node))
 
     def _finish(self, node: fx.Node) -> None:
         """Add what returns the result in float."""
@@ -320,7 +338,7 @@ class Reader:
 
     def refuse(self, node: fx.Node, why: str) -> NoReturn:
         """Raise `InputError` with an operator, its module, and the reason."""
-        path = module_of(node)
+        path = module_path(node)
         where = f" in {path!r}" if path else ""
         self._fault(f"{operator_name(node)}{where}: {why}")
 
@@ -336,13 +354,14 @@ def _rescaling(old: Levels, new: Levels) -> QuantizedLayer:
 
 def _name(node: fx.Node) -> str:
     """Return what a layer is called: after its module."""
-    return module_of(node).replace(".", "_") or operator_name(node)
+    return module_path(node).replace(".", "_") or operator_name(node)
 
 
 def _needed(result: Any) -> set[fx.Node]:
     """Return the nodes that a result depends on."""
     needed: set[fx.Node] = set()
-    pending = [result] if isinstance(result, fx.Node) else []
+    results = result if isinstance(result, tuple | list) else [result]
+    pending = [node for node in results if isinstance(node, fx.Node)]
     while pending:
         node = pending.pop()
         if node not in needed:

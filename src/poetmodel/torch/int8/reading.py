@@ -64,5 +64,13 @@ def front_of(
     return Reader(module, where, training or Training(frozenset()), READ).read()
 
 
+def check_operators(module: nn.Module, *, where: str, training: Training) -> None:
+    """Raise `InputError` if a module that PT2E has prepared has an operator without a kernel.
+
+    Batch norms that PT2E has folded into convolutions are gone by then; others are refused.
+    """
+    Reader(module, where, training, READ).check_operators()
+
+
 def _shown(path: str) -> str:
     return f"quantized front {path!r}" if path else "quantized front"

@@ -87,7 +87,9 @@ def _maximum(op: Lowering) -> None:
 def _mask(op: Lowering) -> None:
     gradient, y = in_order(op, op.value(op.args[0])), op.value(op.args[1])
     op.elementwise = True
-    op.call("pm_q8_mask", op.output(), gradient, y, y.elements, *op.args[2:])
+    elements = (1, y.elements, 1, 1, 1)
+    limits = map(float, op.args[2:])
+    op.call("pm_q8_mask", op.output(), gradient, y, elements, *limits)
 
 
 @lowers(operator("start"))
@@ -103,15 +105,15 @@ def _start(op: Lowering) -> None:
 def _pointwise_input_gradient(op: Lowering) -> None:
     gradient, weight, scale = map(op.value, op.args)
     results, channels = weight.shape
-    pixels = math.prod(gradient.shape[:-1])
-    op.call("pm_q8_pointwise_dx", op.output(), gradient, weight, scale, pixels, channels, results)
+    numbers = (math.prod(gradient.shape[:-1]), channels, channels, results, channels, results, 0)
+    op.call("pm_q8_pointwise_dx", op.output(), gradient, weight, scale, *numbers)
 
 
 @lowers(operator("pointwise_weight_gradient"))
 def _pointwise_weight_gradient(op: Lowering) -> None:
     gradient, x = map(op.value, op.args[:2])
-    sizes = (math.prod(x.shape[:-1]), x.shape[-1], gradient.shape[-1])
-    op.call("pm_q8_pointwise_dw", op.output(), gradient, x, *sizes, *op.args[2:])
+    out, sizes = op.output(), (math.prod(x.shape[:-1]), x.shape[-1], gradient.shape[-1])
+    op.call("pm_q8_pointwise_dw", out, gradient, x, *sizes, *op.args[2:], out.elements)
 
 
 @lowers(operator("convolution_input_gradient"))
@@ -121,8 +123,10 @@ def _convolution_input_gradient(op: Lowering) -> None:
     depthwise = len(weight.shape) == _DEPTHWISE
     window = weight.shape[:2] if depthwise else weight.shape[1:3]
     sizes = _convolution_sizes(out, gradient, window, *geometry)
+    channels, results = out.shape[3], gradient.shape[3]
+    numbers = (channels,) if depthwise else (channels, results, channels, results, 0)
     kernel = "pm_q8_depthwise_dx" if depthwise else "pm_q8_conv2d_dx"
-    op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0])
+    op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0], *numbers)
 
 
 @lowers(operator("convolution_weight_gradient"), operator("depthwise_weight_gradient"))
@@ -133,7 +137,9 @@ def _convolution_weight_gradient(op: Lowering) -> None:
     number = x.shape[3] if depthwise else groups[0]
     sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, number)
     kernel = "pm_q8_depthwise_dw" if depthwise else "pm_q8_conv2d_dw"
-    op.call(kernel, op.output(), gradient, x, sizes, x.shape[0], scale_x, zero_x)
+    out = op.output()
+    count = x.shape[3] if depthwise else out.elements
+    op.call(kernel, out, gradient, x, sizes, x.shape[0], scale_x, zero_x, count)
 
 
 @lowers(operator("average_gradient"))
@@ -141,7 +147,7 @@ def _average_gradient(op: Lowering) -> None:
     gradient, out = op.value(op.args[0]), op.output()
     window, stride, padding = op.args[2:]
     sizes = _convolution_sizes(out, gradient, window, stride, padding, (1, 1), out.shape[3])
-    op.call("pm_q8_average_dx", out, gradient, sizes, out.shape[0])
+    op.call("pm_q8_average_dx", out, gradient, sizes, out.shape[0], out.shape[3])
 
 
 @lowers(operator("maximum_gradient"))
@@ -149,7 +155,8 @@ def _maximum_gradient(op: Lowering) -> None:
     gradient, x, y = map(op.value, op.args[:3])
     window, stride, padding, dilation = op.args[3:]
     sizes = _convolution_sizes(x, y, window, stride, padding, dilation, x.shape[3])
-    op.call("pm_q8_maximum_dx", op.output(), gradient, x, y, sizes, x.shape[0])
+    numbers = (x.shape[0], *[x.shape[3]] * 3)
+    op.call("pm_q8_maximum_dx", op.output(), gradient, x, y, sizes, *numbers)
 
 
 @lowers(QuantizedUpdate)
@@ -169,7 +176,7 @@ def _update(op: Lowering) -> None:
     numbers: tuple[int, ...] = (results, inner, 0, weight.elements)
     if draws is not None:
         signed = draws.seed - (draws.seed >> 31 << 32)
-        numbers += (draws.site, signed, draws.update, update.batches)
+        numbers += (draws.site, signed, draws.update, update.batches, 0)
     kernel = "pm_q8_sgd" if draws is None else "pm_q8_stochastic"
     last = (op.learning_rate(rate), -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     op.call(kernel, weight, *more, gradient, op.value(scale), *numbers, *last)

@@ -173,7 +173,7 @@ class StepLowering:
                 self.looks[argument.node] = StridedView(
                     buffer=_TANGENT, offset=0, shape=shape, strides=strides, type=DataType.REAL
                 )
-            elif argument.node in self.parts.direct:
+            elif argument.node in self.parts.output_keys:
                 self.looks[argument.node] = self._look(argument.node, value, argument.name)
             elif argument.kind is InputKind.USER_INPUT:
                 self.looks[argument.node] = self._unread(argument, value)
@@ -194,7 +194,7 @@ class StepLowering:
 
     def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> StridedView:
         """Return the elements, and their storage, of a value of the captured graph."""
-        numbers = self.parts.reading((node,)).storages
+        numbers = self.parts.find_reads((node,)).storages
         buffer = self.names[numbers[0]] if numbers else _TANGENT
         return StridedView(
             buffer=buffer,

@@ -119,11 +119,11 @@ class Runner:
             joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
         ]
         """Arguments that are equal in each step; None for others."""
-        direct = trace.step_graph.direct
+        output_keys = trace.step_graph.output_keys
         unread = [
             indices[a.node]
             for a in joint.arguments
-            if direct.get(a.node, (None,))[0] in self._file_numbers
+            if output_keys.get(a.node, (None,))[0] in self._file_numbers
         ]
         self._state = None if joint.optimizer is None else OptimizerState(joint, on_storage=unread)
 

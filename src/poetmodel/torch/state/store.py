@@ -315,7 +315,7 @@ def _states(trace: Trace) -> Iterator[_State]:
                 name=path.removeprefix(f"{BODY}."),
                 operation=index,
                 bytes=value.untyped_storage().nbytes(),
-                layouts=(TensorLayout.of(value),),
+                layouts=(TensorLayout.from_tensor(value),),
             )
             tensor = StateTensor(storage=storage, kind=str(kind), owner=path)
             yield _State(tensor=tensor, find=partial(attrgetter(path), module))
@@ -329,9 +329,9 @@ def _of_step(trace: Trace) -> Iterator[_State]:
     paths: dict[int, str] = {}
     seen = set()
     for argument in joint.arguments:
-        if argument.kind not in _STATE or argument.node not in trace.step_graph.direct:
+        if argument.kind not in _STATE or argument.node not in trace.step_graph.output_keys:
             continue
-        index, _ = trace.step_graph.direct[argument.node]
+        index, _ = trace.step_graph.output_keys[argument.node]
         moment = (
             argument.optimizer_value
             if isinstance(argument.optimizer_value, OptimizerSlot)

@@ -185,7 +185,7 @@ class AccumulatingUpdate(ParameterUpdate):
         self.batches = batches
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Add the gradients to the sum; on the last batch, update. `others` as described above."""
+        """Add the gradients to the sum; on the last batch, update. `others`: see the class."""
         gradients, rate, count, *factors = others
         *updated, total = state
         for gradient in gradients:
@@ -346,6 +346,7 @@ def _extension_errors(
     parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
+    """Yield an error for each parameter, result or option that updates do not support."""
     norm: object = clip_grad_norm
     is_norm = isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0
     if norm is not None and not is_norm:
@@ -524,6 +525,7 @@ class _OptimizerExtension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
+        """Add the update of a parameter, with graph inputs for its moments."""
         layer = self.quantized.get(id(trained.parameter))
         if layer is not None:
             self._add_quantized_update(

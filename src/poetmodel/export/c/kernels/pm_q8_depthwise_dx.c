@@ -1,14 +1,8 @@
-/* The gradient of the input of a quantized depthwise convolution (see pm_q8_gradients.h, and pm_conv.h for `shape`): w
-has rows, columns and channels. */
+/* The gradient of `count` channels of the input of a quantized depthwise convolution (see pm_q8_gradients.h, and
+pm_conv.h for `shape`, whose channels are those that lie in a pixel of out, and of the gradient): w has rows, columns and
+channels, of which the last number of `shape` is how many there are if they are not `count`. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
-
-/* What the windows of a pixel have: where the first place and tap are, how many there are, and their steps. */
-typedef struct {
-    int32_t rows, columns;
-    int32_t down, across;   /* in the gradient */
-    int32_t w_down, w_across;
-} pm_q8_seen;
 
 /* 4 channels of a pixel. */
 static PM_OUT_OF_LINE void pm_q8_dx_each(pm_real *out, const pm_real *gradient, const int8_t *w, const pm_real *scale,
@@ -31,26 +25,25 @@ static PM_OUT_OF_LINE void pm_q8_dx_each(pm_real *out, const pm_real *gradient, 
 }
 
 void pm_q8_depthwise_dx(pm_real *out, const pm_real *gradient, const int8_t *w, const pm_real *scale,
-                        const int32_t *shape, int32_t batch)
+                        const int32_t *shape, int32_t batch, int32_t count)
 {
-    const int32_t channels = shape[PM_IN], line = shape[PM_OUT_W] * channels, window_row = shape[PM_WINDOW_W] * channels;
+    const int32_t step = shape[PM_OUT], of_image = shape[PM_OUT_H] * shape[PM_OUT_W] * step;
+    const int32_t tap = shape[PM_FILTER] ? shape[PM_FILTER] : count;
     const int32_t of_rows = pm_q8_between(shape[PM_STRIDE_H], shape[PM_DILATION_H]);
     const int32_t of_columns = pm_q8_between(shape[PM_STRIDE_W], shape[PM_DILATION_W]);
     for (int32_t row = 0; row < batch * shape[PM_IN_H]; row++) {
-        const pm_real *image = gradient + row / shape[PM_IN_H] * shape[PM_OUT_H] * line;
+        const pm_real *image = gradient + row / shape[PM_IN_H] * of_image;
         const pm_q8_reach down = pm_q8_rows_reached(shape, row % shape[PM_IN_H], of_rows);
         for (int32_t j = 0; j < shape[PM_IN_W]; j++) {
             const pm_q8_reach across = pm_q8_columns_reached(shape, j, of_columns);
-            const pm_q8_seen seen = {across.taps ? down.taps : 0, across.taps,
-                                     down.place_step * line, across.place_step * channels,
-                                     down.tap_step * window_row, across.tap_step * channels};
-            const pm_real *from = image + down.place * line + across.place * channels;
-            const int8_t *weight = w + down.tap * window_row + across.tap * channels;
+            const pm_q8_seen seen = pm_q8_seen_by(shape, &down, &across, step, tap);
+            const pm_real *from = image + seen.first;
+            const int8_t *weight = w + seen.w_first;
             int32_t c = 0;
-            for (; c + 4 <= channels; c += 4) {
+            for (; c + 4 <= count; c += 4) {
                 pm_q8_dx_each(out + c, from + c, weight + c, scale + c, &seen);
             }
-            for (; c < channels; c++) {
+            for (; c < count; c++) {
                 pm_real sum = 0;
                 for (int32_t h = 0; h < seen.rows; h++) {
                     for (int32_t v = 0; v < seen.columns; v++) {
@@ -60,7 +53,7 @@ void pm_q8_depthwise_dx(pm_real *out, const pm_real *gradient, const int8_t *w, 
                 }
                 out[c] = sum;
             }
-            out += channels;
+            out += shape[PM_IN];
         }
     }
 }

@@ -52,7 +52,8 @@ typedef struct {
     pm_random_block words;
 } pm_q8_draws;
 
-/* The draws of this update: `begun` have been before the first step, and each takes so many steps. */
+/* The draws of this update: `begun` have been before the first step, and each takes so many steps. `first` is the number
+of the first weight in its layer. */
 static inline pm_q8_draws pm_q8_draws_of(int32_t site, int32_t seed, int32_t begun, int32_t steps, int32_t first)
 {
     const uint32_t update = pm_random_step / (uint32_t)steps + (uint32_t)begun;
@@ -292,7 +293,7 @@ static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, 
                           .x_column = shape[PM_STRIDE_W] * channels};
 }
 
-/* Gradients of `count` weights of a layer of pixels, from `first` on. */
+/* Gradients of `count` weights of a layer of pixels, from `first` on; pixels of the gradient have `results` elements. */
 static inline void pm_q8_pointwise_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x, int32_t pixels,
                                          int32_t in, int32_t results, int32_t zero, int32_t first, int32_t count)
 {
@@ -328,12 +329,13 @@ static inline void pm_q8_conv2d_dw_part(const pm_q8_sink *to, const pm_real *gra
     }
 }
 
-/* The same of all weights. */
+/* The same of all weights of the first results: of all if there are groups. */
 static inline void pm_q8_conv2d_dw_whole(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
-                                      const int32_t *shape, int32_t batch, int32_t zero)
+                                         const int32_t *shape, int32_t batch, int32_t zero, int32_t results)
 {
-    const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups, results = shape[PM_OUT] / groups;
+    const int32_t groups = shape[PM_GROUPS], channels = shape[PM_IN] / groups;
     const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W], filter = window * channels;
+    results /= groups;
     for (int32_t tap = 0; tap < window; tap++) {
         int32_t first, first_x;
         const pm_q8_places p =
@@ -345,13 +347,15 @@ static inline void pm_q8_conv2d_dw_whole(const pm_q8_sink *to, const pm_real *gr
     }
 }
 
-/* The gradients of `count` weights of a convolution, from `first` on. */
+/* The gradients of `count` weights of a convolution, from `first` on; pixels of the gradient have as many elements as
+`shape` has results. */
 static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                       const int32_t *shape, int32_t batch, int32_t zero, int32_t first, int32_t count)
 {
-    const int32_t window = shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
-    if (count == shape[PM_OUT] * (shape[PM_IN] / shape[PM_GROUPS]) * window) {
-        pm_q8_conv2d_dw_whole(to, gradient, x, shape, batch, zero);
+    const int32_t groups = shape[PM_GROUPS];
+    const int32_t filter = shape[PM_IN] / groups * shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
+    if (groups == 1 ? first == 0 && count % filter == 0 : count == shape[PM_OUT] * filter) {
+        pm_q8_conv2d_dw_whole(to, gradient, x, shape, batch, zero, count / filter);
     } else {
         pm_q8_conv2d_dw_part(to, gradient, x, shape, batch, zero, first, count);
     }
@@ -377,27 +381,36 @@ static PM_OUT_OF_LINE void pm_q8_dw_each(pm_real *sums, const pm_real *gradient,
     sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
 }
 
-/* Gradients of `count` weights of a depthwise convolution, from `first` on; they lie with the channels last. */
+/* Gradients of the weights of a tap of a depthwise convolution: those of channels from c to below `end`, from `at` on. */
+static inline void pm_q8_depthwise_dw_tap(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
+                                          const int32_t *shape, int32_t batch, int32_t zero, int32_t tap, int32_t c,
+                                          int32_t end, int32_t at)
+{
+    int32_t begin, begin_x;
+    const pm_q8_places p =
+        pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &begin, &begin_x);
+    for (; c + 4 <= end; at += 4, c += 4) {
+        pm_real sums[4];
+        pm_q8_dw_each(sums, gradient + begin + c, x + begin_x + c, zero, &p);
+        for (int32_t k = 0; k < 4; k++) {
+            pm_q8_put(to, at + k, c + k, sums[k]);
+        }
+    }
+    for (; c < end; at++, c++) {
+        pm_q8_put(to, at, c, pm_q8_dw_one(gradient + begin + c, x + begin_x + c, zero, &p));
+    }
+}
+
+/* Those of `count` weights, from `first` on; they lie with the channels last. */
 static inline void pm_q8_depthwise_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                          const int32_t *shape, int32_t batch, int32_t zero, int32_t first,
                                          int32_t count)
 {
     const int32_t channels = shape[PM_IN], end = first + count;
-    for (int32_t at = first; at < end;) {
-        const int32_t tap = at / channels, last = PM_MIN(end, (tap + 1) * channels);
-        int32_t begin, begin_x, c = at % channels;
-        const pm_q8_places p =
-            pm_q8_places_of(shape, batch, tap / shape[PM_WINDOW_W], tap % shape[PM_WINDOW_W], &begin, &begin_x);
-        for (; at + 4 <= last; at += 4, c += 4) {
-            pm_real sums[4];
-            pm_q8_dw_each(sums, gradient + begin + c, x + begin_x + c, zero, &p);
-            for (int32_t k = 0; k < 4; k++) {
-                pm_q8_put(to, at - first + k, c + k, sums[k]);
-            }
-        }
-        for (; at < last; at++, c++) {
-            pm_q8_put(to, at - first, c, pm_q8_dw_one(gradient + begin + c, x + begin_x + c, zero, &p));
-        }
+    for (int32_t at = first, last; at < end; at = last) {
+        const int32_t tap = at / channels, c = at % channels;
+        last = PM_MIN(end, (tap + 1) * channels);
+        pm_q8_depthwise_dw_tap(to, gradient, x, shape, batch, zero, tap, c, c + last - at, at - first);
     }
 }
 
@@ -444,6 +457,28 @@ static inline pm_q8_reach pm_q8_columns_reached(const int32_t *shape, int32_t j,
 {
     return pm_q8_reached(j, shape[PM_WINDOW_W], shape[PM_STRIDE_W], shape[PM_DILATION_W], shape[PM_PAD_W],
                          shape[PM_OUT_W], between);
+}
+
+/* The windows that see a pixel: their rows and columns, and in the gradient and in w the first element and the steps. */
+typedef struct {
+    int32_t rows, columns;
+    int32_t first, down, across;
+    int32_t w_first, w_down, w_across;
+} pm_q8_seen;
+
+/* Those of what is reached down and across; places of the gradient are `step` elements apart, taps of w `tap`. */
+static inline pm_q8_seen pm_q8_seen_by(const int32_t *shape, const pm_q8_reach *down, const pm_q8_reach *across,
+                                       int32_t step, int32_t tap)
+{
+    const int32_t line = shape[PM_OUT_W] * step, window_row = shape[PM_WINDOW_W] * tap;
+    return (pm_q8_seen){.rows = across->taps ? down->taps : 0,
+                        .columns = across->taps,
+                        .first = down->place * line + across->place * step,
+                        .down = down->place_step * line,
+                        .across = across->place_step * step,
+                        .w_first = down->tap * window_row + across->tap * tap,
+                        .w_down = down->tap_step * window_row,
+                        .w_across = across->tap_step * tap};
 }
 
 #endif

@@ -1,0 +1,171 @@
+"""Steps with float and with int8 weights, whole and at the end of a network, in little RAM.
+
+Each row is one solve, whose schedule the verifier has checked; nothing is built or run. Needs
+PyTorch and torchao.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from harness import PRELOADED, RecordedRun, Study, record
+from mcu.boards import NO, OPEN, YES
+from poetmodel.errors import BudgetError, FlashError, NoScheduleError
+from poetmodel.export.exporting import export_step
+from poetmodel.result import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mcu.networks import Training
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.lowered.step import LoweredStep
+    from poetmodel.sweeps.measurement import Record
+
+KIND: Final = "int8 step"
+"""Kind of the records."""
+FLOAT, INT8 = KINDS = ("float", "int8")
+"""Types of the weights; frozen layers have the type of those that train."""
+NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96")
+"""Networks of `mcu.networks`."""
+TRAINED: Final = ("all", "last-4")
+"""Layers that train, as `poetmodel.torch.quantized` takes them."""
+BUDGETS: Final = ("64KiB", "128KiB", "256KiB")
+"""RAM of the board that may be taken."""
+BOARD: Final = "nrf52840"
+SOLVE_S: Final = 300.0
+"""Limit of each solve [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8StepRun(RecordedRun):
+    """One network with float or int8 weights in a budget."""
+
+    network: str
+    trained: str
+    weights: str
+    ram: str
+    solve_s: float = SOLVE_S
+    """Limit of the solves of all sizes of tiles together [s]."""
+    limit_s: float = 900.0
+    """Limit of capture, tiling and solves [s]."""
+    seed: int = 0
+    """Seed of weights and inputs."""
+
+    @property
+    def name(self) -> str:
+        """Name in the records."""
+        return f"{self.network} | {self.trained} | {self.weights} | {self.ram}"
+
+
+def runs(
+    networks: tuple[str, ...] = NETWORKS, weights: tuple[str, ...] = KINDS, solve_s: float = SOLVE_S
+) -> Iterator[Int8StepRun]:
+    """Yield a run for each network, choice of layers, type of weights and budget."""
+    for network, trained, kind, ram in product(networks, TRAINED, weights, BUDGETS):
+        limit_s = 600.0 + solve_s
+        yield Int8StepRun(
+            network=network,
+            trained=trained,
+            weights=kind,
+            ram=ram,
+            solve_s=solve_s,
+            limit_s=limit_s,
+        )
+
+
+def smoke_runs() -> Iterator[Int8StepRun]:
+    """Yield a run with each type of weights, of a small network."""
+    for kind in KINDS:
+        yield Int8StepRun(
+            network="resnet8-thin", trained="last-4", weights=kind, ram="64KiB", solve_s=2.0
+        )
+
+
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Capture and solve one run; return its record."""
+    wanted = Int8StepRun(**fields)
+    begun = time.perf_counter()
+    step = captured(wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        facts = _facts(wanted, step, Path(folder))
+    seconds = time.perf_counter() - begun
+    return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
+
+
+def captured(wanted: Int8StepRun) -> LoweredStep:
+    """Return the step of a run, updated by plain SGD.
+
+    Batch norms are in evaluation mode and frozen: apart in float, folded in int8.
+    """
+    import torch
+
+    from mcu.networks import LARGER
+    from mcu.networks import NETWORKS as ALL
+    from poetmodel.torch import QuantizedSGD, quantized
+    from poetmodel.torch.lowering.step import lower
+
+    torch.manual_seed(wanted.seed)
+    training: Training = (ALL | LARGER)[wanted.network]()
+    model, loss_fn, inputs = training
+    if wanted.weights == INT8:
+        batches = [torch.randn(2, *inputs[0].shape[1:]) for _ in range(2)]
+        network = quantized(model.eval(), batches, train=wanted.trained)
+        optimizer: torch.optim.Optimizer = QuantizedSGD(network, lr=0.01)
+        return lower(network, loss_fn, inputs, name=wanted.network, optimizer=optimizer)
+    model.requires_grad_(requires_grad=False).eval()
+    kinds = (torch.nn.Conv2d, torch.nn.Linear)
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
+    for layer in layers if wanted.trained == "all" else layers[-4:]:
+        layer.requires_grad_()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rule = torch.optim.SGD(trained, lr=0.01)
+    return lower(model, loss_fn, inputs, name=wanted.network, optimizer=rule)
+
+
+def _facts(wanted: Int8StepRun, step: LoweredStep, folder: Path) -> dict[str, Any]:
+    given: dict[str, Any] = {"device": BOARD, "ram": wanted.ram, "tile": "auto"}
+    try:
+        deployment = export_step(step, folder, time_limit=wanted.solve_s, **given)
+    except (BudgetError, FlashError) as error:
+        return {"status": NO, "reason": str(error)}
+    except NoScheduleError as error:
+        proved = error.result.status is Status.INFEASIBLE
+        return {"status": NO if proved else OPEN, "reason": error.result.reason}
+    return {"status": YES, "reason": "", **_decided(deployment)}
+
+
+def _decided(deployment: Deployment) -> dict[str, Any]:
+    result, graph = deployment.result, deployment.step.graph
+    simulation = None if result is None else result.simulation
+    if result is None or simulation is None:
+        raise ValueError(f"{graph.name}: expected the result of a solve")
+    return {
+        "tile_bytes": deployment.tile_bytes,
+        "gap": result.gap,
+        "energy_j": simulation.energy_j,
+        "time_s": simulation.time_s,
+        "nodes_count": len(graph.nodes),
+        "instructions": sum(node.instructions or 0 for node in graph.nodes),
+        "ram_map": deployment.ram_map(),
+        "flash_map": deployment.flash_map(),
+        "state_bytes": graph.state_bytes,
+        "read_bytes": simulation.read_bytes,
+        "written_bytes": simulation.written_bytes,
+        "steps_until_worn": simulation.steps_until_worn,
+    }
+
+
+STUDY: Final = Study(
+    name="int8-steps",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure,
+    preloaded=(*PRELOADED, "torch"),
+)
