@@ -381,7 +381,7 @@ def _measurement_record(
     second = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)
     if len(board.losses) != STEPS or apart[0] > LOSS_TOLERANCE or not max(apart) <= second:
         raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
-    figures = board.figures
+    figures = board.metrics
     inputs = deployment.ram_map()["inputs"]
     runtime = figures["ram_bytes"] - deployment.arena.bytes - inputs - figures["stack_limit_bytes"]
     device = deployment.device

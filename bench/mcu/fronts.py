@@ -229,7 +229,7 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
     apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
     if max(apart) > LOSS_TOLERANCE or device is None:
         raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
-    figures = board.figures
+    figures = board.metrics
     return {
         "ram_bytes": figures["ram_bytes"],
         "flash_bytes": figures["flash_bytes"],
@@ -275,8 +275,8 @@ def _of_replay(wanted: FrontRun) -> dict[str, Any]:
         "image_bytes": inputs[0].numel(),
         "ram_bytes": said["step"]["ram_bytes"],
         "stored_ram_bytes": said["stored_step"]["ram_bytes"],
-        "instructions": whole.figures["step_instructions"],
-        "stored_instructions": stored.figures["step_instructions"],
+        "instructions": whole.metrics["step_instructions"],
+        "stored_instructions": stored.metrics["step_instructions"],
         "tools": tools(),
     }
 

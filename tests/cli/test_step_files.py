@@ -229,7 +229,7 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
     ran = run(program, Target.M4, folder, inputs=batch, steps=3, learning_rate=0.1)
     assert len(ran.require_success().losses) == 3
     assert ran.losses[3] < ran.losses[1]
-    assert ran.figures["ram_bytes"] <= ran.figures["ram_limit_bytes"] == least
+    assert ran.metrics["ram_bytes"] <= ran.metrics["ram_limit_bytes"] == least
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])

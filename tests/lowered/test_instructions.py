@@ -188,7 +188,7 @@ def test_schedules_run_what_they_are_said_to(tmp_path):
         folder = tmp_path / ram.rstrip("%")
         made = export_step(step, folder, ram=ram, device=board, time_limit=5, gap=0.02)
         done = ran(folder, Target.M4, inputs=bytes(4 * 784 + 4), steps=1)
-        spent = done.figures["step_instructions"]
+        spent = done.metrics["step_instructions"]
         nodes = [step.graph.nodes[k] for op, k in made.plan.program if op == Op.COMPUTE]
         total = sum(estimated[node.name] for node in nodes if not node.is_state)
         assert spent == pytest.approx(total, rel=0.03)

@@ -268,11 +268,14 @@ def export(
             device=board,
         )
     if request.target == ExportTarget.STEP:
-        from poetmodel.export.codes import with_codes
+        from poetmodel.export.codes import fuse_byte_quantization
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 
-        save_step(with_codes(with_byte_inputs(step, export_keywords["byte_inputs"])), request.out)
+        save_step(
+            fuse_byte_quantization(with_byte_inputs(step, export_keywords["byte_inputs"])),
+            request.out,
+        )
         print_written(request.out)
         return
     from poetmodel.export.exporting import export_step
@@ -294,9 +297,9 @@ def export(
     print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
     facts = list(_deployment_facts(deployment))
     if output.json:
-        from poetmodel.export.folder import summary
+        from poetmodel.export.folder import summarize
 
-        print_json(summary(deployment))
+        print_json(summarize(deployment))
     else:
         show(fact_table(f"{deployment.step.graph.name} as C", facts))
     print_written(request.out)
@@ -496,7 +499,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield the storage of stored samples, and the instructions of both kinds of steps."""
-    from poetmodel.export.replay import instructions_of
+    from poetmodel.export.replay import program_instructions
 
     replay = deployment.replay
     if replay is None:
@@ -505,7 +508,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     yield text_fact("stored samples", f"{replay.samples:,}", stored)
     step, plan = deployment.step, deployment.plan
     whole_step, behind_front = (
-        instructions_of(step, plan, nodes) for nodes in ((), replay.front.nodes)
+        program_instructions(step, plan, nodes) for nodes in ((), replay.front.nodes)
     )
     yield text_fact(
         "  instructions",

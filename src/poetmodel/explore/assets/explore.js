@@ -24,7 +24,7 @@
   window.sessionStorage.setItem("session", session);
 
   // The connection to the server; after a reconnection the request is repeated.
-  const { ask, told, listen, sentence, Refused } = makeServer(session, {
+  const { ask, showError, listen, sentence, Refused } = makeServer(session, {
     heard: (point) => heard(point),
     gone: () => enter(),
     again: () => { if (!choice) { begin(); return; } listen(); enter(); },
@@ -66,7 +66,7 @@
     try {
       found = await (await ask("/api/problems", { body: choice })).json();
     } catch (error) {
-      if (turn === entering) { $("problem").removeAttribute("aria-busy"); told(error, "problem-error"); }
+      if (turn === entering) { $("problem").removeAttribute("aria-busy"); showError(error, "problem-error"); }
       return;
     }
     if (turn !== entering) return;
@@ -336,7 +336,7 @@
       if (answers.size > KEPT) answers.delete(answers.keys().next().value);
       if (isPictured(point)) await drawAnswer(got, answer);
     } catch (error) {
-      told(error, "take-error");
+      showError(error, "take-error");
       return;
     } finally {
       if (fetching === mine) fetching = null;
@@ -406,7 +406,7 @@
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     } catch (error) {
-      told(error, "take-error");
+      showError(error, "take-error");
     }
   };
   const copy = async () => {
@@ -437,7 +437,7 @@
   if (page.narrow()) $("problem").open = false;
   const begin = async () => {
     let offers;
-    try { offers = await (await ask("/api/choices")).json(); } catch (error) { told(error, "problem-error"); return; }
+    try { offers = await (await ask("/api/choices")).json(); } catch (error) { showError(error, "problem-error"); return; }
     choices.fill(offers);
     readAddress(offers.initial);
     choices.show(choice);

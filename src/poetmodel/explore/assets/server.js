@@ -27,7 +27,7 @@ const makeServer = (session, { heard, gone, again }) => {
   };
   const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
   // Shows the reason of a refused request; other errors are handled elsewhere.
-  const told = (error, where) => { if (error instanceof Refused) $(where).textContent = sentence(error.message); };
+  const showError = (error, where) => { if (error instanceof Refused) $(where).textContent = sentence(error.message); };
   const listen = () => {
     events = new EventSource(`/api/events?session=${encodeURIComponent(session)}`);
     events.addEventListener("error", lose);
@@ -54,5 +54,5 @@ const makeServer = (session, { heard, gone, again }) => {
     root.dataset.connection = "over";
     $("connection").textContent = "This address is no longer valid: open the one that poetmodel explore printed.";
   };
-  return { ask, told, listen, sentence, Refused };
+  return { ask, showError, listen, sentence, Refused };
 };

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.codes import with_codes
+from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.graph import Phase
 from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten
@@ -171,7 +171,9 @@ def _capture_forward(
                 f"{name}: {option}: {operation.node.target}{location_suffix(operation.node)} draws "
                 "random numbers in evaluation mode, too; make that depend on self.training"
             )
-    return with_codes(_write_to_caller(lowered.step(), len(flatten(model_inputs)[0]), joint))
+    return fuse_byte_quantization(
+        _write_to_caller(lowered.step(), len(flatten(model_inputs)[0]), joint)
+    )
 
 
 @contextmanager

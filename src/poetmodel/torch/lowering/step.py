@@ -12,9 +12,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.errors import InputError, shown
-from poetmodel.export.codes import with_codes
-from poetmodel.export.masks import masked
-from poetmodel.export.unrolled import unrolled
+from poetmodel.export.codes import fuse_byte_quantization
+from poetmodel.export.masks import mask_activations
+from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
@@ -96,7 +96,9 @@ def lower(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)
-    return with_codes(masked(unrolled(step)) if masks else step)
+    return fuse_byte_quantization(
+        mask_activations(unroll_weight_gradients(step)) if masks else step
+    )
 
 
 class StepLowering:

@@ -44,7 +44,7 @@ page.define("timeline", (chart, line) => {
     if (band.givenAt >= 0) return `${node(line.of[band.givenAt])} writes over it at ${when(band.givenAt)}`;
     return `${band.stored ? "paged out, goes" : "goes"} at ${when(band.end)}`;
   };
-  const told = (band) => {  // text about a copy from its begin to its end
+  const describeCopy = (band) => {  // text about a copy from its begin to its end
     const { reads } = band, last = reads[reads.length - 1];
     const read = reads.length > 1 ? `, read ${reads.length} times until ${node(line.of[last])}` : reads.length ? `, read by ${node(line.of[last])}` : "";
     return `${arrival(band)}${read}${reads.length ? ` at ${when(last)}` : ""}; ${goes(band)}`;
@@ -102,7 +102,7 @@ page.define("timeline", (chart, line) => {
     const list = make("ol");
     own.forEach((band, k) => {
       const now = band.from <= l && l < band.to;
-      const line = make("li", now ? "now-here" : "", told(band));
+      const line = make("li", now ? "now-here" : "", describeCopy(band));
       if (k && own[k - 1].stored) list.append(make("li", "away", "on storage in between"));
       list.append(line);
     });
