@@ -51,8 +51,8 @@ def licence(package: str) -> str:
         facts = metadata(package)
     except PackageNotFoundError:
         return ""
-    stated = (facts[key] for key in ("License-Expression", "License") if key in facts)
-    return next((str(text) for text in stated if text), "")
+    licences = (facts[key] for key in ("License-Expression", "License") if key in facts)
+    return next((str(text) for text in licences if text), "")
 
 
 @cache

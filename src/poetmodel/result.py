@@ -151,10 +151,12 @@ class SolveResult:
             if self.minimizes_energy:
                 facts += [f"{energy}, gap {gap:.2%}"]
             else:
-                own = self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE
-                name = "objective" if own else self._objective_name()
+                is_user_defined = (
+                    self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE
+                )
+                name = "objective" if is_user_defined else self._objective_name()
                 facts += [f"{name} {self._format_amount(self.value or 0.0)}, gap {gap:.2%}"]
-                facts += [energy] if self.problem.uses_energy or own else []
+                facts += [energy] if self.problem.uses_energy or is_user_defined else []
             facts += [f"peak RAM {format_bytes(self.simulation.peak_ram_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
@@ -363,9 +365,9 @@ class SolveResult:
 
     def _objective_name(self) -> str:
         """Return the display name of the objective."""
-        own = self.own_objective
-        if own is not None:
-            return f"{own.sense} {own.name}"
+        model_objective = self.own_objective
+        if model_objective is not None:
+            return f"{model_objective.sense} {model_objective.name}"
         if self.problem.minimize == USER_OBJECTIVE:
             return format_terms(self.problem.own_objective)
         return QUANTITY_NAMES[Quantity(self.problem.minimize)]
@@ -378,13 +380,17 @@ class SolveResult:
 
     def _objective_entry(self) -> dict[str, Any]:
         """Return the value of ``objective`` in a schedule file."""
-        own = self.own_objective
+        model_objective = self.own_objective
         return {
-            "minimize": str(self.problem.minimize) if own is None else USER_OBJECTIVE,
+            "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,
             "value": self.value,
             "bound": self.bound,
             "gap": self.gap,
-            **({} if own is None else {"name": own.name, "sense": own.sense}),
+            **(
+                {}
+                if model_objective is None
+                else {"name": model_objective.name, "sense": model_objective.sense}
+            ),
         }
 
     def _file_metrics(self) -> dict[str, Any]:

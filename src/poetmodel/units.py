@@ -236,8 +236,8 @@ def _similar_units(unit: str, units: Mapping[str, object]) -> list[str]:
     """Return the known units that a misspelled unit may mean."""
     small = unit.lower().replace("\u00b5", "\u03bc")
     alike = [name for name in units if name.lower() == small]
-    others = [name for name in _OTHER_SPELLINGS.get(small, ()) if name in units]
-    return list(dict.fromkeys((*others, *alike)))
+    respelled = [name for name in _OTHER_SPELLINGS.get(small, ()) if name in units]
+    return list(dict.fromkeys((*respelled, *alike)))
 
 
 def _format_candidate(number: str, unit: str) -> str:

@@ -154,13 +154,13 @@ class _ProfileParser:
 
         Adds a fault for invalid numbers and for partly empty groups.
         """
-        given = [column for column in columns if row[column].strip()]
-        empty = [column for column in columns if column not in given]
-        if given and empty:
-            self.faults.append(f"{where}: {given[0]} is given, but not {', '.join(empty)}")
+        filled = [column for column in columns if row[column].strip()]
+        empty = [column for column in columns if column not in filled]
+        if filled and empty:
+            self.faults.append(f"{where}: {filled[0]} is given, but not {', '.join(empty)}")
         faults = [
             f"{where}: {column}: expected a finite number >= 0, got {shown(cell)}"
-            for column in given
+            for column in filled
             if _NUMBER.fullmatch(cell := row[column].strip()) is None
             or not 0 <= float(cell) < math.inf
         ]

@@ -241,8 +241,8 @@ def check_model_name(name: str) -> None:
     if name in _DESCRIPTIONS:
         return
     typed = name.strip().lower().replace("_", "-")
-    known = [candidate for candidate in (typed, f"paper/{typed}") if candidate in _DESCRIPTIONS]
-    matches = dict.fromkeys((*known, *get_close_matches(typed, _DESCRIPTIONS, n=3)))
+    variants = [candidate for candidate in (typed, f"paper/{typed}") if candidate in _DESCRIPTIONS]
+    matches = dict.fromkeys((*variants, *get_close_matches(typed, _DESCRIPTIONS, n=3)))
     hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     file_hint = " (a graph file is given with --graph)" if name.endswith(".json") else ""
     raise GraphError(

@@ -59,8 +59,10 @@ def _add_further_counts(m: Model) -> None:
         if reward and problem.can_page
     }
     for name, max_counts in (("recomputed_beside", recomputations), ("paged_in_beside", pages)):
-        offered = {item: times for item, times in max_counts.items() if times}
-        m.add_variables(name, offered, upper=[float(times) for times in offered.values()])
+        positive_counts = {item: times for item, times in max_counts.items() if times}
+        m.add_variables(
+            name, positive_counts, upper=[float(times) for times in positive_counts.values()]
+        )
     m.decisions = replace(
         m.decisions,
         recomputations=[*m.decisions.recomputations, *m.recomputed_beside.items()],

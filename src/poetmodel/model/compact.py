@@ -292,8 +292,10 @@ def add_stage_limit_rows(m: Model, view: StepView, numbers: Iterable[int]) -> No
         if row.upper < 0:
             m.add_infeasible_row(number)
             continue
-        found = ((value, columns[family](*index)) for value, (family, index) in row.terms if value)
-        terms = {column: value for value, column in found if column is not None}
+        stated_terms = (
+            (value, columns[family](*index)) for value, (family, index) in row.terms if value
+        )
+        terms = {column: value for value, column in stated_terms if column is not None}
         pairs = ((value, column) for column, value in terms.items())
         limit = LinearRow.from_terms(pairs, upper=row.upper, name="stage_limits", key=number)
         scaled = scale_and_register_limit(m, limit)

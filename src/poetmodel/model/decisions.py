@@ -70,8 +70,8 @@ class Decisions:
     def _by_item(self) -> tuple[dict[int, list[int]], ...]:
         """Columns of each node or tensor, for sums with few of them."""
         columns: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
-        counted = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
-        for by_item, pairs in zip(columns, counted, strict=True):
+        families = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
+        for by_item, pairs in zip(columns, families, strict=True):
             for item, column in pairs:
                 by_item.setdefault(item, []).append(column)
         return columns

@@ -336,12 +336,12 @@ class _EventFinder:
             self.events[i] = self._event_groups(i, self.recompute[k])
             self.sure[i] = self._sure_groups(i, self.events[i])
             if self.problem.can_page:
-                offered: Sequence[int] = self.uses[i]
+                groups: Sequence[int] = self.uses[i]
                 if self._rewards_page_in(i):
-                    offered = self._groups_after(k, self.problem.graph.last_page_in(i))
+                    groups = self._groups_after(k, self.problem.graph.last_page_in(i))
                 elif i in self.paged:
-                    offered = [e for e in self.events[i] if e in self.paged[i]]
-                self.page_in[i] = tuple(e for e in offered if e not in self.sure[i])
+                    groups = [e for e in self.events[i] if e in self.paged[i]]
+                self.page_in[i] = tuple(e for e in groups if e not in self.sure[i])
 
     def _rewards_page_in(self, i: int) -> bool:
         """Return whether a page-in of tensor `i` is possible and rewarded."""

@@ -34,11 +34,11 @@ def literal_slack(row: LinearRow, upper_bounds: Sequence[float]) -> float:
     x`` for a count up to `u`. For real numbers, the possible rounding error is added.
     `upper_bounds` has the upper bound of each column.
     """
-    taken: float = sum(
+    negative_sum: float = sum(
         -value * round(upper_bounds[column]) for value, column in row.terms if value < 0
     )
-    whole = isinstance(row.upper, int)
-    return row.upper + taken + (0 if whole else ROUNDING_ERROR * taken)
+    is_integer = isinstance(row.upper, int)
+    return row.upper + negative_sum + (0 if is_integer else ROUNDING_ERROR * negative_sum)
 
 
 def scale_limit(row: LinearRow) -> LinearRow | None:
@@ -114,10 +114,14 @@ def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> Linear
     of each column.
     """
     added = sum(value * round(upper_bounds[column]) for value, column in row.terms if value > 0)
-    needed = added - row.upper
-    if not isinstance(needed, int):
-        needed += ROUNDING_ERROR * added
-    return replace(row, values=[max(value, -needed) for value in row.values]) if needed > 0 else row
+    max_violation = added - row.upper
+    if not isinstance(max_violation, int):
+        max_violation += ROUNDING_ERROR * added
+    return (
+        replace(row, values=[max(value, -max_violation) for value in row.values])
+        if max_violation > 0
+        else row
+    )
 
 
 def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow | None:

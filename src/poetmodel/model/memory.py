@@ -171,8 +171,10 @@ class _StageTerms:
         needed = self.needed[p]
         if not needed:
             return NO_COLUMN
-        alone = len(needed) == 1 and (self.homes[p] < 0 or needed[0] in (_CONSTANT, self.after[p]))
-        return needed[0] if alone else _SEVERAL
+        is_single = len(needed) == 1 and (
+            self.homes[p] < 0 or needed[0] in (_CONSTANT, self.after[p])
+        )
+        return needed[0] if is_single else _SEVERAL
 
     def may_execute(self, k: int) -> bool:
         """Return whether step `k`, before the stage's own, may execute an instruction."""
@@ -197,20 +199,20 @@ class _StageTerms:
         None if all together meet the limit.
         """
         before, after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
-        own, constant = self._own_terms(k)
+        own_terms, constant = self._own_terms(k)
         later, live = self.held[after:], self.live[:before]
         keeps, counts = later >= 0, live != NO_COLUMN
-        own_bytes = sum(size for size, _ in own)
+        own_bytes = sum(size for size, _ in own_terms)
         later_bytes, live_bytes = self.bytes[after:][keeps], self.bytes[:before][counts]
         homes = self._counted_homes(k)
         home_bytes = self.generator.home_bytes[homes]
-        most = sum(int(part.sum()) for part in (later_bytes, live_bytes, home_bytes))
-        if most + own_bytes + constant <= limit:
+        total_bytes = sum(int(part.sum()) for part in (later_bytes, live_bytes, home_bytes))
+        if total_bytes + own_bytes + constant <= limit:
             return None
         for p in np.flatnonzero(live == _SEVERAL).tolist():
             liveness = Liveness(tuple(self.needed[p]), unless=self.homes[p])
             self.live[p] = self.generator.liveness_column(liveness)
-        added = np.array(own, dtype=np.int64).reshape(-1, 2)
+        added = np.array(own_terms, dtype=np.int64).reshape(-1, 2)
         home_columns = self.generator.home_columns[homes]
         columns = np.concatenate((later[keeps], added[:, 1], live[counts], home_columns))
         sizes = np.concatenate((later_bytes, added[:, 0], live_bytes, home_bytes))
@@ -220,10 +222,10 @@ class _StageTerms:
     def _counted_homes(self, k: int) -> NDArray[np.bool_]:
         """Return a mask of state that counts at step `k` only if it is resident, not as a copy."""
         nodes = self.generator.home_nodes
-        counted = self.read & (nodes < k)
+        as_copies = self.read & (nodes < k)
         if k == self.t and self.generator.graph.output_bytes[k]:
-            counted |= nodes == k
-        return ~counted
+            as_copies |= nodes == k
+        return ~as_copies
 
     def _own_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
         """Return the terms of outputs and workspace of step `k`, and their constant part [B].
@@ -312,12 +314,14 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
     """
     problem = m.problem
     limit = problem.usable_ram_bytes
-    least = problem.floor.bytes
+    min_bytes = problem.floor.bytes
     if not problem.objective.is_sum:
         unit = problem.useful_ram_bytes
-        most = max(limit, 0) / unit * (1 + LOOSENING)
-        m.peak = m.add_variable("peak", lower=min(least * _BELOW_FLOOR / unit, most), upper=most)
-    if least > limit:
+        max_peak = max(limit, 0) / unit * (1 + LOOSENING)
+        m.peak = m.add_variable(
+            "peak", lower=min(min_bytes * _BELOW_FLOOR / unit, max_peak), upper=max_peak
+        )
+    if min_bytes > limit:
         m.begin_rows("memory")
         m.add_infeasible_row()
         return
@@ -335,7 +339,7 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
     m.begin_rows("memory")
     for t, k, columns, sizes, constant in rows:
         index = np.where(columns < 0, begin - 1 - columns, columns).astype(np.int32)
-        stated = LinearRow(
+        limit_row = LinearRow(
             space=range(m.n_columns),
             index=index,
             values=sizes,
@@ -343,7 +347,7 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
             name="memory",
             key=(t, k),
         )
-        row = _limit_or_peak_row(m, stated, constant)
+        row = _limit_or_peak_row(m, limit_row, constant)
         if row is not None and row.index is not None:
             m.add_array_row(row.key, row.index, np.asarray(row.values), upper=row.upper)
 
@@ -353,12 +357,14 @@ def _add_liveness_rows(m: Model) -> None:
     number = 0
     for column, (needs, unless, provided) in zip(m.live.values(), m.live_for, strict=True):
         signed = ((unless, -1.0), (provided, 1.0))
-        more = [(other, sign) for other, sign in signed if other >= 0]
-        signs = (1.0, -1.0, *(sign for _, sign in more))
+        conditions = [(other, sign) for other, sign in signed if other >= 0]
+        signs = (1.0, -1.0, *(sign for _, sign in conditions))
         upper = 1.0 if provided >= 0 else 0.0
         for need in needs:
             number += 1
-            m.add_row(number, (need, column, *(other for other, _ in more)), signs, upper=upper)
+            m.add_row(
+                number, (need, column, *(other for other, _ in conditions)), signs, upper=upper
+            )
 
 
 def assign_memory(

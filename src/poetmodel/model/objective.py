@@ -155,12 +155,12 @@ def add_limit(m: Model, limit: LinearRow) -> None:
 
     Adds an infeasible row if even the largest rewards cannot meet the limit.
     """
-    needed = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
-    if literal_slack(needed, m.upper) < 0:
+    reduced = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
+    if literal_slack(reduced, m.upper) < 0:
         m.begin_rows(limit.name)
         m.add_infeasible_row(limit.key)
         return
-    row = scale_and_register_limit(m, needed)
+    row = scale_and_register_limit(m, reduced)
     if row is not None:
         m.begin_rows(limit.name)
         m.add_linear_row(row)

@@ -274,8 +274,8 @@ def _add_all_memory_rows(m: Model) -> None:
     unit = max(limit, 1)
     size = [bytes_ / unit for bytes_ in graph.tensor_bytes]
     index = list(m.R)
-    most = min(limit, unit) / unit if limit > 0 else 0.0
-    m.add_variables("U", index, upper=most, integer=False)
+    max_use = min(limit, unit) / unit if limit > 0 else 0.0
+    m.add_variables("U", index, upper=max_use, integer=False)
     m.begin_rows("memory")
     for (t, k), in_use in m.U.items():
         terms = [(-1.0, in_use), (size[k], m.R[t, k])]

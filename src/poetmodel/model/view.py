@@ -112,15 +112,15 @@ def _replace_memory_rows(m: pyo.ConcreteModel) -> None:
 def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
     """Add the rows of a family as a Pyomo constraint."""
     model, variables = m.arrays, m.variables
-    stated = {}
+    relations = {}
     for number in rows:
         terms, lower, upper = model.row(number)
         body = linear_expression((value, variables[column]) for value, column in terms)
-        stated[model.keys[number]] = _relation(lower, body, upper)
-    if list(stated) == [None]:
-        constraint = pyo.Constraint(expr=stated[None])
+        relations[model.keys[number]] = _relation(lower, body, upper)
+    if list(relations) == [None]:
+        constraint = pyo.Constraint(expr=relations[None])
     else:
-        constraint = pyo.Constraint(list(stated), rule=stated)
+        constraint = pyo.Constraint(list(relations), rule=relations)
     setattr(m, name, constraint)
     m.stated_rows[name] = {key: row.expr for key, row in constraint.items()}
 

@@ -245,7 +245,7 @@ class _IndexPredictor:
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
     """Return a record for each step; first computations in graph order are only counted."""
-    written = bytearray()
+    encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
     for op, index in steps:
@@ -253,11 +253,11 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
             n_first += 1
             continue
         predictor.register_first_computations(n_first)
-        written += _varint(n_first * len(_CODES) + _CODES.index(op))
-        written += _varint(_zigzag(index - predictor.predict(op)))
+        encoded += _varint(n_first * len(_CODES) + _CODES.index(op))
+        encoded += _varint(_zigzag(index - predictor.predict(op)))
         predictor.register(op, index)
         n_first = 0
-    return bytes(written)
+    return bytes(encoded)
 
 
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:

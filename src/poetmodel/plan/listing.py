@@ -88,9 +88,9 @@ def describe_homes(graph: Graph, plan: Plan) -> str:
         ],
     }
     return ", ".join(
-        f"{len(kept)} tensor{'s' if len(kept) > 1 else ''} of {format_bytes(sum(kept))} {home}"
-        for home, kept in homes.items()
-        if kept
+        f"{len(state)} tensor{'s' if len(state) > 1 else ''} of {format_bytes(sum(state))} {home}"
+        for home, state in homes.items()
+        if state
     )
 
 
@@ -138,8 +138,8 @@ class _OffsetRemarks:
         """
         made = self.made.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.held:
-            held = self.graph.outputs_of[step.index]
-            made = [copy for copy in self.made.get(BEFORE, []) if copy.index in held]
+            outputs = self.graph.outputs_of[step.index]
+            made = [copy for copy in self.made.get(BEFORE, []) if copy.index in outputs]
         if len(made) == 1 and made[0].content == Content.OUTPUT:
             return f", at {made[0].offset:,}"
         return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in made)

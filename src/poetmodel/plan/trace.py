@@ -67,8 +67,8 @@ def trace_text(document: dict[str, Any]) -> str:
         if key != "traceEvents"
     }
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in document["traceEvents"])
-    others = "".join(f',\n"{key}": {value}' for key, value in coded.items())
-    return f'{{"traceEvents": [\n{events}\n]{others}}}\n'
+    other_keys = "".join(f',\n"{key}": {value}' for key, value in coded.items())
+    return f'{{"traceEvents": [\n{events}\n]{other_keys}}}\n'
 
 
 def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:

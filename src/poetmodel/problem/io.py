@@ -142,7 +142,7 @@ class _ConstraintReader:
 
     def _read_constraint(self, table: dict[str, Any], default: str, where: str) -> None:
         """Parse a constraint table to one or several rows, or add its faults."""
-        before = len(self.faults)
+        n_faults = len(self.faults)
         self._check_keys(table, _KEYS, f"{where}.")
         name = table.get("name", default)
         if not isinstance(name, str) or not name:
@@ -162,14 +162,14 @@ class _ConstraintReader:
                 for key in self._parse_each(table["each"], f"{where}.each")
             }
         unit = unit_of_terms(next(iter(sums.values()), {}).items())
-        limits = self._parse_limits(table, unit, where, is_unit_known=len(self.faults) == before)
+        limits = self._parse_limits(table, unit, where, is_unit_known=len(self.faults) == n_faults)
         for row in sums:
             if row in self._owner_of_name:
                 self.faults.append(
                     f"{where}.name: {self._owner_of_name[row]} already has the name {shown(row)}"
                 )
             self._owner_of_name[row] = where
-        if len(self.faults) == before:
+        if len(self.faults) == n_faults:
             try:
                 self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
             except InputError as error:

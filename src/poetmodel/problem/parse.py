@@ -146,10 +146,10 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
-    kept = [graph.tensors[i].name for i in graph.replacement_of]
-    if (problem.commit or 1) > 1 and kept and not (device is not None and device.is_volatile):
-        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
-        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(kept)))
+    replaced = [graph.tensors[i].name for i in graph.replacement_of]
+    if (problem.commit or 1) > 1 and replaced and not (device is not None and device.is_volatile):
+        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced}
+        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced)))
     return rows
 
 

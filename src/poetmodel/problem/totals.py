@@ -119,8 +119,8 @@ def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
         factor = "" if abs(weight) == 1 and key != CONSTANT else f"{abs(weight):.6g} "
         word = factor.strip() if key == CONSTANT else f"{factor}{key}"
         text += f" {sign} {word}" if text else f"{sign.strip('+')}{word}"
-    more = len(terms) - max_terms
-    return f"{text} and {more:,} more" if more > 0 else text
+    n_omitted = len(terms) - max_terms
+    return f"{text} and {n_omitted:,} more" if n_omitted > 0 else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +181,12 @@ class Constraint:
 
     def _check_stages(self, where: str) -> None:
         """Raise `InputError` if a per-stage constraint has other counts or a lower limit."""
-        others = [key for key in self.terms if Key.parse(key).stage is None]
+        other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
-        if others:
+        if other_terms:
             raise InputError(
-                f"{where}: {shown(others[0])} does not count by stage, but other terms do; {hint}"
+                f"{where}: {shown(other_terms[0])} does not count by stage, but other terms do; "
+                f"{hint}"
             )
         if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
             raise InputError(

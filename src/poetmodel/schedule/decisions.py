@@ -226,16 +226,20 @@ def _find_decision(
     k = graph.node_of[i]
     choice, on_storage = Treatment.KEPT, stages.stored[i]
     recomputed = tuple(sorted(stages.computed[k] - {k}))
-    paged_in, paged_out, written = sorted(stages.paged_in[i]), sorted(stages.paged_out[i]), i
+    paged_in, paged_out, paged_out_tensor = (
+        sorted(stages.paged_in[i]),
+        sorted(stages.paged_out[i]),
+        i,
+    )
     if i in stages.state_of:
         choice, paged_out = Treatment.REPLACEMENT, []
     elif i in stages.resident:
         choice = Treatment.RESIDENT
     elif i in stages.on_storage:
-        choice, written = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
+        choice, paged_out_tensor = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
         on_storage = set(range(graph.last_page_in(i) + 1))
         paged_in = sorted({k, *paged_in}) if i in stages.read_into_ram else []
-        paged_out = sorted(stages.paged_out[written])
+        paged_out = sorted(stages.paged_out[paged_out_tensor])
     elif paged_in or paged_out:
         choice = Treatment.BOTH if recomputed and graph.users_of[i] else Treatment.PAGED
     elif not graph.users_of[i]:
@@ -245,9 +249,11 @@ def _find_decision(
     energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
     if paged_in or paged_out:
-        energy_j += energy.page_in[i] * len(paged_in) + energy.page_out[written] * len(paged_out)
+        energy_j += energy.page_in[i] * len(paged_in) + energy.page_out[paged_out_tensor] * len(
+            paged_out
+        )
         time_s += table.page_in_time_s[i] * len(paged_in)
-        time_s += table.page_out_time_s[written] * len(paged_out)
+        time_s += table.page_out_time_s[paged_out_tensor] * len(paged_out)
     in_ram = stages.in_ram(i)
     steps = sum(t in in_ram and stages.is_in_ram_at(t, step, i) for t, step, _ in at_limit)
     return Decision(

@@ -75,9 +75,9 @@ class Schedule:
     def __post_init__(self) -> None:
         """Validate and sort the pairs, and store kept and stored tensors as spans."""
         for name in RELATIONS:
-            given: Iterable[Pair] = getattr(self, name)
+            entries: Iterable[Pair] = getattr(self, name)
             try:
-                pairs = tuple(given)
+                pairs = tuple(entries)
                 if not {_PAIR_LENGTH}.issuperset(map(len, pairs)):
                     raise ValueError  # noqa: TRY301 - handled below with other invalid pairs
                 numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_PAIR_LENGTH))
@@ -107,8 +107,8 @@ class Schedule:
         numbers = {name: len(getattr(self, name)) for name in RELATIONS if name not in _SPANS}
         numbers |= {name: count_pairs(getattr(self, spans)) for name, spans in _SPANS.items()}
         counts = [f"{name} {numbers[name]}" for name in RELATIONS]
-        held = f"resident {len(self.resident)}" if self.resident else ""
-        return brief(self, graph, *counts, held)
+        resident = f"resident {len(self.resident)}" if self.resident else ""
+        return brief(self, graph, *counts, resident)
 
     @classmethod
     def from_spans(

@@ -46,7 +46,7 @@ class Assumptions:
     the step changes or differentiates."""
     overlaps: tuple[int | None, ...]
     """For each input the index of a changed tensor with common memory, or None; empty if the step
-    changes nothing."""
+    changes no tensor."""
     autocast: bool
     """Whether autocast is on around the step; autocast inside the model is part of the graph."""
 

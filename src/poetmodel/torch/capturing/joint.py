@@ -339,7 +339,7 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error if a step lacks one real loss, trains nothing, or cannot be replayed."""
+    """Yield an error if a step lacks one real loss, trains no parameter, or cannot be replayed."""
     losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]

@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.errors import RAISED, CaptureError, chain
+from poetmodel.torch.errors import RAISED, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ModuleSnapshot:
         return self._modules.values()
 
     def is_unchanged(self) -> bool:
-        """Return whether nothing has changed since the snapshot."""
+        """Return whether all state is that of the snapshot."""
         return (
             all(type(module) is kind for module, kind in self._classes)
             and all(tensor.is_unchanged() for tensor in self._tensors)
@@ -497,7 +497,7 @@ class Leftovers:
         calls the model several times, and fails if the code stores tensors of the first call.
         Before later calls `empty_holders` removes them.
         """
-        for link in chain(error):
+        for link in exception_chain(error):
             traceback.clear_frames(link.__traceback__)  # their variables are no holders
         gc.collect()  # nor are reference cycles
         removals = self.remove_tensors()

@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.python_values import (
     describe,
     has_tensors,
 )
-from poetmodel.torch.errors import CaptureError, CodeOrigin, origin_of, shown_line
+from poetmodel.torch.errors import CaptureError, CodeOrigin, code_origin, format_source_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -334,12 +334,12 @@ class StateChanges:
             if spot not in tracer.lines:
                 continue
             line, (old, new) = tracer.lines[spot], tracer.values[spot]
-            if by_users and origin_of(line[0]) is not CodeOrigin.USER:
+            if by_users and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
             change = f"sets {watched.shown(key)} to {describe(new)}"
             if old is not ABSENT:
                 change = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
-            errors.append(f"{change} at {shown_line(*line)}")
+            errors.append(f"{change} at {format_source_line(*line)}")
         if not errors and not by_users:
             errors = [f"changes {watched.shown(key)}" for watched, key in items]
         if errors:
@@ -378,7 +378,7 @@ class _ChangeTracer:
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         """Compare the items before each line of followed code, for `sys.settrace`."""
         path = frame.f_code.co_filename
-        if origin_of(path) not in _FOLLOWED:
+        if code_origin(path) not in _FOLLOWED:
             return None
         self._compare()
         if event in ("call", "line", "return"):

@@ -29,7 +29,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import RAISED, chain, user_line
+from poetmodel.torch.errors import RAISED, exception_chain, running_user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class KnownValues:
                 expression=expression,
                 value=value,
                 description=_DESCRIPTIONS.get(by, "value that is read"),
-                line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
+                line=running_user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
@@ -486,7 +486,7 @@ class FiniteChecks:
     def add(self, result: torch.Tensor, *, expected: bool) -> None:
         """Add the result of a test and its line; `expected` is the result for finite numbers."""
         self._results.append(result if expected else result.logical_not())
-        line = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
+        line = running_user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
         self.lines[line or "an unknown line"] = None
 
 
@@ -545,4 +545,4 @@ class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call,
 
 def is_unknown_value_error(error: BaseException) -> bool:
     """Return whether a capture failed because Python code read an unknown value."""
-    return any(isinstance(link, DataDependentOutputException) for link in chain(error))
+    return any(isinstance(link, DataDependentOutputException) for link in exception_chain(error))

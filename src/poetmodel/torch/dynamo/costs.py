@@ -15,11 +15,11 @@ from poetmodel.device import Device
 from poetmodel.device.hardware import Compute
 from poetmodel.torch.cache import (
     Cache,
-    UnknownError,
+    NoKeyError,
     digest,
     host_key,
-    operations_form,
-    tensor_form,
+    plain_layout,
+    plain_operations,
 )
 from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, profile_on_synthetic
 from poetmodel.torch.graph.tensors import fake_value, tensors_in
@@ -78,11 +78,11 @@ class Profiles:
 
     def _key(self, joint: JointGraph) -> str | None:
         """Return an identifier of a graph on this host; None if it contains unknown values."""
-        inputs = [list(map(tensor_form, tensors_in(fake_value(node)))) for node in joint.arguments]
-        with suppress(UnknownError):
+        inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
+        with suppress(NoKeyError):
             return digest(
                 host_key(),
-                operations_form(joint.graph),
+                plain_operations(joint.graph),
                 inputs,
                 self._profiler.timed,
                 self._is_generated is not None,

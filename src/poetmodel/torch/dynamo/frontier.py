@@ -1,4 +1,4 @@
-"""Plans of one graph for calls that wait beside others, by saved bytes, peaks and time."""
+"""Plans of one graph for calls that wait together, by saved bytes, peaks and time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gradients that the backward graph adds to ``.grad`` itself, instead of returning them.
 
-Autograd gets None for these gradients and accumulates nothing, but calls the hooks that run after
+Autograd gets None for these gradients and accumulates none, but calls the hooks that run after
 accumulation. Cases with other bits are refused by name, before the backward pass has added any
 gradient. Autograd has no list of the nodes of a pass, so the first check of a pass reads the
 outputs from the Python frame that called the engine.

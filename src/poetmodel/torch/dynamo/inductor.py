@@ -22,7 +22,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.torch.cache import digest, tensor_form
+from poetmodel.torch.cache import digest, plain_layout
 from poetmodel.torch.dynamo.compiling import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
@@ -295,7 +295,7 @@ class InductorBackend(Backend):
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **_: Any
     ) -> Any:
         """Compile a graph, and reserve more for Inductor until the measured peak fits."""
-        tensor_forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
+        tensor_forms = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, tensor_forms)
         reserved_bytes: int = cache.read("reserve", key) or 0
         count, peaks = len(self._planned), list[int]()

@@ -146,7 +146,7 @@ class JointGraph(StepGraph):
 
     @property
     def has_zeros(self) -> bool:
-        """Whether there are tangents of a scalar and of others; the others are probably zeros."""
+        """Whether there are tangents of a scalar and of larger results, probably zeros."""
         numbers = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(numbers) and not all(numbers)
 

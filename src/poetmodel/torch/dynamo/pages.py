@@ -33,8 +33,8 @@ class SlotFile(ScratchFile):
         self.number = next(_NUMBERS)
         _FILES[self.number] = self
 
-    def _make(self) -> None:
-        super()._make()
+    def _create(self) -> None:
+        super()._create()
         self.bytes = 0
         self._lock = Lock()
         self._free: dict[int, list[int]] = {}
@@ -44,7 +44,7 @@ class SlotFile(ScratchFile):
     def write(self, memory: memoryview) -> int:
         """Write a page into a free slot; return its file offset when it is on the medium."""
         if self.process != os.getpid():
-            self._make()
+            self._create()
         size = round_up(len(memory), ALIGNMENT_BYTES)
         slots = self._free.setdefault(size, [])
         with (
@@ -56,7 +56,7 @@ class SlotFile(ScratchFile):
                 slots.append(self.bytes)
                 self.bytes += size
             offset = slots.pop()
-        self._write(offset, memory, "a page")
+        self._write_page(offset, memory, "a page")
         return offset
 
     def check(self) -> None:
@@ -69,10 +69,10 @@ class SlotFile(ScratchFile):
 
     def read(self, offset: int, memory: memoryview) -> None:
         """Read a page into `memory`, and check that it is unchanged."""
-        self._read(offset, memory, "a page")
+        self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Make a slot free, in the process that wrote it; otherwise do nothing."""
+        """Make a slot free if this process wrote it."""
         if process == self.process:
             self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 

@@ -19,8 +19,8 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import missing_unit_hint, refusal
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.torch.compile_cache import Schedules, is_settled
-from poetmodel.torch.compiled import of_solve
+from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
+from poetmodel.torch.compiled import solve_progress_callback
 from poetmodel.torch.dynamo.costs import CALL_S, machine_rates, this_machine
 from poetmodel.torch.dynamo.joint_graph import storage_sizes
 from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
@@ -90,7 +90,7 @@ class PlanRecord:
     eager_bytes: int | None
     """The peak with the model's own checkpoints [B]; None if it has none."""
     is_predicted: bool
-    """Whether nothing was executed: sizes are predictions, and workspaces are not counted."""
+    """Whether no graph was executed: sizes are predictions, and workspaces are not counted."""
     outside_bytes: int | None = None
     """Part of the budget for memory between forward and backward outside of the function [B]; None
     if there is none."""
@@ -580,11 +580,11 @@ def _solve(
     If the first fraction of the time finds no schedule, the solve ends, unless the schedule with
     the smallest RAM fits.
     """
-    schedules = Schedules(settings.cache)
+    schedules = CachedSchedules(settings.cache)
     known = None if regions else schedules.result(problem, gap=settings.gap)
-    if known is not None and is_settled(known, within_s=settings.time_limit):
+    if known is not None and is_final_result(known, time_limit_s=settings.time_limit):
         return known
-    show_progress = of_solve(call.show_stage)
+    show_progress = solve_progress_callback(call.show_stage)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         show_progress(progress)
@@ -628,7 +628,7 @@ def _solve(
         result = run(call.left_s(), start)
     # Another call would not have more time for the problem.
     result = replace(result, time_limit_s=settings.time_limit)
-    schedules.keep(result)
+    schedules.store(result)
     return result
 
 

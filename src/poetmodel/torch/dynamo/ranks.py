@@ -96,7 +96,7 @@ class Ranks:
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write the own value, and wait for all others; return the store, and their key prefix."""
+        """Write the own value, and wait for all processes; return the store, and the key prefix."""
         if self._number is None:
             self._number = next(_BACKENDS)
         rank, size = distributed.get_rank(), distributed.get_world_size()

@@ -18,7 +18,7 @@ from torch._guards import CompileContext
 from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.compiled import stages_shown
+from poetmodel.torch.compiled import show_stages
 from poetmodel.torch.dynamo.costs import Profiles, machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
@@ -101,7 +101,7 @@ class GraphPlanner:
     is_generated : callable, optional
         Whether a compiler generates the kernel of a node; by default all kernels are PyTorch's.
     is_predicted : bool
-        Whether nothing is executed, and all tensors have the sizes that PyTorch predicts.
+        Whether no graph is executed, and all tensors have the sizes that PyTorch predicts.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class GraphPlanner:
         frame = None if number is None else number.frame_id
         if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
             _LOG.warning(_MANY, config.recompile_limit)
-        with stages_shown(after_s=SILENT_S) as show_stage:
+        with show_stages(after_s=SILENT_S) as show_stage:
             until_s = monotonic() + self._settings.time_limit
             if before is None:
                 parameters = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
@@ -246,7 +246,7 @@ class GraphPlanner:
         Raises
         ------
         InputError
-            If nothing was compiled yet, or the file cannot be written.
+            If no graph was compiled yet, or the file cannot be written.
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """

@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger(__name__)
 _CHOICE_S: Final = 5.0
 """Time limit of a choice among plans [s]."""
 _MAX_CHOICES: Final = 4
-"""Maximum number of call sequences with chosen plans; calls of others save the fewest bytes."""
+"""Maximum number of call sequences with chosen plans; further ones save the fewest bytes."""
 
 
 class Event(NamedTuple):

@@ -131,19 +131,19 @@ class StepWriter(Rewriter):
         self.write_node(operation.node, numbers)
 
     def _write_page(self, op: Op, number: int) -> None:
-        """Write a page-out or page-in of a storage; nothing if no node reads the storage."""
+        """Write a page-out or page-in of a storage, unless no node reads the storage."""
         keys = self.output_keys(number)
         if not keys:
             return
         if op == Op.PAGE_OUT:
             newest = self._current.get(keys[0]) or self.map_node(self._owners[keys[0]])
-            self.graph.call_method("out", (self._pages, number, newest))
+            self.graph.call_method("page_out", (self._pages, number, newest))
         else:
             self._page_in(number)
 
     def _page_in(self, number: int) -> None:
         """Write a page-in, whose result becomes the newest copy of the storage."""
-        new = self.graph.call_method("into", (self._pages, number))
+        new = self.graph.call_method("page_in", (self._pages, number))
         alone = len(self.step_graph.storages[number].layouts) == 1
         for key in self.output_keys(number):
             output = new if alone else self.graph.call_function(operator.getitem, (new, key[1]))

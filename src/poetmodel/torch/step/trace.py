@@ -128,7 +128,7 @@ def build_captured_graph(
 ) -> CapturedGraph:
     """Return the operations of a captured step, profiled by a run or by `known` profiles.
 
-    On the ``meta`` device nothing is computed, and no workspace is measured.
+    On the ``meta`` device no operation is computed, and no workspace is measured.
     """
     kind = CapturedGraph if joint.optimizer is None else TrainingGraph
     meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))

@@ -227,7 +227,7 @@ class TrainingGraph(CapturedGraph):
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Renumber operations by their position in `order`, and storages; delete all others."""
+        """Renumber operations by their position in `order`, and storages; delete the rest."""
         operations = {operation.index: k for k, operation in enumerate(order)}
         retained = [number for operation in order for number in operation.storages]
         numbers: dict[int | None, int] = {number: k for k, number in enumerate(retained)}

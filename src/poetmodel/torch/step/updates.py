@@ -25,7 +25,7 @@ from poetmodel.torch.capturing.joint_graph import (
 )
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
-from poetmodel.torch.int8.front import stood_for
+from poetmodel.torch.int8.front import replaced_parameter_ids
 from poetmodel.torch.int8.training import (
     ROUNDINGS,
     QuantizedSGD,
@@ -363,7 +363,7 @@ def _extension_errors(
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     yield from _quantized_errors(joint, optimizer)
     known = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
-    known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
+    known |= {id(p) for p in joint.module.parameters()} | replaced_parameter_ids(joint.module)
     if optimized - known:
         yield (
             f"optimizer: {len(optimized - known)} of its parameters belong neither to the model "
