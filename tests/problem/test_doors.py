@@ -10,7 +10,7 @@ import poetmodel as pm
 from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.baselines import run
 from poetmodel.cli import choosing
-from poetmodel.cli.options import LimitOptions
+from poetmodel.cli.options import CommitOptions, LimitOptions
 from poetmodel.explore.choice import Catalogue, ExplorerChoice
 from poetmodel.export.exporting import ExportKeywords, export_step
 from poetmodel.problem import Problem
@@ -118,5 +118,6 @@ def test_choose_passes_each_limit_on():
     """An option of limits that ``choose`` offers is read by it; a new one would else be ignored."""
     source = getsource(choosing)
     excluded = re.search(r"LimitOptions, options\.without\((.*?)\)", source)[1]
+    commits = {field.name for field in fields(CommitOptions)}  # read as `steps_to_commit`
     offered = {field.name for field in fields(LimitOptions)} - set(re.findall(r"\w+", excluded))
-    assert offered <= set(re.findall(r"\blimits\.(\w+)", source))
+    assert offered - commits | {"steps_to_commit"} <= set(re.findall(r"\blimits\.(\w+)", source))
