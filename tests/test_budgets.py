@@ -9,7 +9,7 @@ import poetmodel as pm
 from kit.commands import invoke
 from kit.digits import linear_step
 from poetmodel.budgets import Budget, TileChoice
-from poetmodel.cli.explore import starting
+from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import reserved_bytes, stack_bytes
@@ -97,7 +97,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     shapes = [Variant(tile=tile)]
     (run,) = grid([str(step)], [BOARD], ram=[text], shapes=shapes)
     found["sweep"] = run.problem().ram_budget_bytes
-    *_, first = starting(
+    *_, first = initial_state(
         GraphOptions(model=str(step), tile=tile), CostOptions(device=BOARD), LimitOptions(ram=text)
     )
     found["explore"] = first["ram_bytes"]

@@ -10,7 +10,7 @@ import pytest
 from kit.commands import invoke, refused
 from kit.digits import linear_step
 from kit.programs import needs
-from poetmodel.cli.explore import starting
+from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.export.board import Target, build, run
 from poetmodel.graph import floor
@@ -128,7 +128,7 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     assert committed["reserved_bytes"] - found["reserved_bytes"] == 512  # its stack
     refused = invoke("solve", step, *BOARD, *ram)
     assert refused.status == 3
-    assert "proved of the step whole" in refused.err
+    assert "proved for the step whole" in refused.err
     solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
     assert solved.status == 0, solved.err
     told(solved.err)
@@ -180,7 +180,7 @@ def test_shares_of_ram_are_of_the_whole_step_in_sweeps_too(train, tmp_path):
     assert len(tiled.problem().graph.nodes) > len(whole.problem().graph.nodes)
     source = GraphOptions(model=str(step), tile="512B")
     costing = CostOptions(device="nrf52840")
-    catalogue, choice, first = starting(source, costing, LimitOptions(ram="50%"))
+    catalogue, choice, first = initial_state(source, costing, LimitOptions(ram="50%"))
     assert first["ram_bytes"] == least
     assert catalogue.source(choice).graph == tiled.problem().graph
 

@@ -106,6 +106,7 @@ class Timing:
                 self._ram -= self._sizes[i]
 
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
+        """Execute node `k` after its inputs have arrived and RAM suffices; may overwrite inputs."""
         for i in self.homes.inputs[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
@@ -133,6 +134,7 @@ class Timing:
         self._core += self.table.compute_time_s[k]
 
     def _transfer(self, op: Op, i: int) -> None:
+        """Begin a transfer of tensor `i` on the bus, after pending transfers of the same tensor."""
         if i in self._dead_since:
             self._release(i)
         for pending in (self._arriving, self._leaving):
