@@ -200,7 +200,7 @@ def _make_front(
     `node_buffers` has the buffers of each node's calls, `inputs` the index of each input buffer.
     """
     graph, front = step.graph, frozenset(nodes)
-    read_later: set[str] = set(step.handed_out)
+    read_later: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):
         if k not in front:
             read_later.update(node.inputs, node_buffers[k])
