@@ -144,7 +144,7 @@ My model branches on an activation. Is it captured?
   guides/pytorch-limits.md: values of **parameters, activations, random numbers** | refused, with
   the line
 How do I save the minutes of the first compile?
-  guides/pytorch.md: keeps tensors, workspaces, costs and schedules
+  guides/pytorch.md: stores tensors, workspaces, costs and schedules
 
 How do I add a linear constraint on the bytes written?
   guides/constraints.md: problem.subject_to(wear=lambda v: v.bytes_written <= 100_000)
